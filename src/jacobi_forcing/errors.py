@@ -1,0 +1,60 @@
+"""Typed errors: each says what was seen, what was expected and how to mend it, in one line."""
+
+from __future__ import annotations
+
+
+class JForceError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    The command line prints it as one line and exits with status 2; a traceback is shown only with `--debug`.
+
+    Args:
+        message: What went wrong.
+        seen: The offending value, if it helps.
+        expected: What would have been right.
+        remedy: What to do about it.
+    """
+
+    def __init__(
+        self, message: str, *, seen: object = None, expected: object = None, remedy: str | None = None
+    ) -> None:
+        parts = [message.rstrip(".")]
+        if seen is not None:
+            parts.append(f"seen: {seen}")
+        if expected is not None:
+            parts.append(f"expected: {expected}")
+        if remedy is not None:
+            parts.append(remedy.rstrip("."))
+        super().__init__("; ".join(parts) + ".")
+        self.seen = seen
+        self.expected = expected
+        self.remedy = remedy
+
+
+class ConfigError(JForceError, ValueError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class DataError(JForceError, ValueError):
+    """Input data (prompts, responses, shards) cannot be used as it is."""
+
+
+class ModelError(JForceError, ValueError):
+    """A model or tokenizer cannot be loaded or does not fit the request."""
+
+
+class CacheError(ModelError):
+    """A model's cache cannot be rolled back, so it cannot verify a draft."""
+
+
+class ArtefactError(JForceError):
+    """A file or folder that this package wrote is missing, damaged or of another run."""
+
+
+class MissingExtraError(JForceError, ImportError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"The package '{package}' is not installed", remedy=f"install it with: pip install 'jacobi-forcing[{extra}]'"
+        )
