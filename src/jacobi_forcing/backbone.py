@@ -1,0 +1,228 @@
+"""Any Hugging Face causal LM behind one call: ids, positions, mask, cache -> logits or hidden states.
+
+Models that cannot verify a draft (because their state cannot be rolled back, or their attention takes no mask of
+ours) are refused when they are wrapped, before the first forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from jacobi_forcing.cache import KVCache
+from jacobi_forcing.errors import CacheError, ModelError
+
+MaskLike = Tensor | dict[str, Tensor]
+_NEEDED = ("position_ids", "attention_mask", "cache", "use_cache")
+_MASKED_ATTENTION = ("sdpa", "eager")
+
+
+class Backbone:
+    """A decoder-only model as this package sees it.
+
+    Args:
+        model: A model with a language-modelling head, in the dtype and on the device it is to run on.
+
+    Raises:
+        CacheError: Its layers keep a state that cannot be rolled back (linear attention, state space, chunked).
+        ModelError: It is an encoder-decoder, takes no positions or masks, or its attention kernel takes no mask.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.config = model.config.get_text_config(decoder=True)
+        _refuse_unfit(model)
+        self.windows = _windows(self.config)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.model.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head; a tokenizer may use fewer."""
+        return int(self.config.vocab_size)
+
+    @property
+    def context_length(self) -> int | None:
+        """Most positions the model was made for, or None when its config does not say."""
+        value = getattr(self.config, "max_position_embeddings", None)
+        return int(value) if value else None
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Ids that end a text, from the generation config, then the model's config."""
+        generation = getattr(self.model, "generation_config", None)
+        for source in (generation, self.config):
+            value = getattr(source, "eos_token_id", None)
+            if value is not None:
+                return as_ids(value)
+        return []
+
+    def new_cache(self, rows: int = 1) -> KVCache:
+        """An empty cache for `rows` rows."""
+        return KVCache(rows)
+
+    def attention_mask(self, visible: Tensor, q_positions: Tensor, kv_positions: Tensor) -> MaskLike:
+        """Turn what may be seen into what the model's layers take.
+
+        Args:
+            visible: bool [R, Q, K], True where the query may look.
+            q_positions: [R, Q].
+            kv_positions: [R, K].
+
+        Returns:
+            An additive mask [R, 1, Q, K] in the model's dtype, or one for each kind of layer where kinds are mixed.
+            Additive, because SDPA copies a bool mask per layer under autograd and eager attention adds it as 0 and 1.
+        """
+        masks: dict[str, Tensor] = {}
+        for kind, window in self.windows.items():
+            seen = visible
+            if window is not None:
+                seen = visible & (q_positions[:, :, None] - kv_positions[:, None, :] < window)
+            masks[kind] = additive(seen, self.dtype)[:, None]
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: MaskLike | None,
+        cache: KVCache | None = None,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of one forward pass.
+
+        Args:
+            ids: [R, Q].
+            positions: [R, Q].
+            mask: From `attention_mask`, or None for plain causal attention without a cache.
+            cache: Receives the KV of `ids` as pending slots.
+            keep: Columns whose logits are wanted, [k]; all by default.
+
+        Returns:
+            Logits [R, Q or k, V].
+        """
+        extra: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
+        library = cache.library if cache is not None else None
+        logits = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            cache=library,
+            use_cache=cache is not None,
+            **extra,
+        ).logits
+        return logits if keep is None or self._keeps_logits else logits[:, keep]
+
+    def hidden(self, ids: Tensor, positions: Tensor, mask: MaskLike | None) -> Tensor:
+        """Final hidden states [R, Q, H] without a cache; gradients flow. For losses that make logits in chunks."""
+        out = self.model.base_model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+        return out.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., H], as the model's own forward makes them."""
+        logits = self.model.get_output_embeddings()(hidden)
+        scale = getattr(self.config, "logit_scale", None)
+        if scale is not None:
+            logits = logits * scale
+        divisor = getattr(self.config, "logits_scaling", None)
+        if divisor is not None:
+            logits = logits / divisor
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    @torch.no_grad()
+    def verify_head(self) -> None:
+        """Check on three tokens that `hidden` and `logits` together equal the model's forward.
+
+        Raises:
+            ModelError: They differ: the model does something between hidden states and logits that is not known here.
+        """
+        training = self.model.training
+        self.model.eval()
+        ids = torch.arange(3, device=self.device)[None] % self.vocab_size
+        positions = torch.arange(3, device=self.device)[None]
+        ours = self.logits(self.hidden(ids, positions, None)).float()
+        theirs = self.forward(ids, positions, None).float()
+        self.model.train(training)
+        if not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
+            raise ModelError(
+                "The model changes its logits in a way that is not known here",
+                seen=f"largest difference {(ours - theirs).abs().max().item():.3g}",
+                remedy="losses in chunks would be wrong; please report the architecture",
+            )
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, the dtype's lowest value elsewhere."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def as_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
+    """One id, several, or none, as a list."""
+    if value is None:
+        return []
+    if isinstance(value, Tensor):
+        return [int(item) for item in value.flatten().tolist()]
+    return [int(value)] if isinstance(value, int) else [int(item) for item in value]
+
+
+def _refuse_unfit(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder", expected="a decoder-only causal LM")
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{name} has no language-modelling head", expected="a model loaded by AutoModelForCausalLM")
+    takes = inspect.signature(model.base_model.forward).parameters
+    missing = [argument for argument in _NEEDED if argument not in takes]
+    if missing:
+        raise CacheError(
+            f"{name} cannot verify a draft: its forward takes no {', '.join(missing)}",
+            expected="positions, a 4-D mask and a key-value cache that can be rolled back",
+        )
+    kernel = getattr(model.config, "_attn_implementation", None)
+    if kernel not in _MASKED_ATTENTION:
+        raise ModelError(
+            f"{name} runs an attention kernel that takes no mask",
+            seen=kernel,
+            expected=" or ".join(_MASKED_ATTENTION),
+            remedy='load it with attn_implementation="sdpa"',
+        )
+    unfit = {
+        type(layer).__name__
+        for layer in DynamicCache(config=model.config).layers
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
+    }
+    if unfit:
+        raise CacheError(
+            f"{name} keeps a state that cannot be rolled back after a rejected draft",
+            seen=", ".join(sorted(unfit)),
+            expected="full or sliding-window attention in every layer",
+        )
+
+
+def _windows(config: Any) -> dict[str, int | None]:
+    """The sliding window (None: unlimited) of each kind of layer."""
+    layers = DynamicCache(config=config).layers
+    kinds: dict[str, int | None] = {}
+    for layer in layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            kinds["sliding_attention"] = int(layer.sliding_window)
+        else:
+            kinds["full_attention"] = None
+    return kinds or {"full_attention": None}

@@ -1,0 +1,96 @@
+"""ONE sweep: one forward pass over packed draft lines. Decoding and trajectory collection both run this.
+
+A *line* is a run of tokens at consecutive positions that sees a prefix of its row's committed tokens and itself,
+causally, and never another line. Several lines of a row and several rows share one forward, and the committed KV is
+never copied::
+
+    row 0   committed 0..5 | line 0: positions 6 7 8 | line 1: positions 6 7 | padding
+    row 1   committed 0..3 | line 0: positions 4 5 6 | line 1: positions 2 3   (sees committed 0..1 only)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jacobi_forcing.backbone import Backbone
+from jacobi_forcing.cache import KVCache
+
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Line:
+    """Tokens at positions start, start + 1, ...; each sees the committed tokens before position `start`."""
+
+    ids: Sequence[int]
+    start: int
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Packed lines of R rows, padded to Q slots.
+
+    Attributes:
+        ids: [R, Q].
+        positions: [R, Q].
+        line: [R, Q], index of the line within its row, PADDING in unused slots.
+        prefix: [R, Q], committed tokens of the row that the slot sees: those at positions below it.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    line: Tensor
+    prefix: Tensor
+
+    @classmethod
+    def pack(cls, rows: Sequence[Sequence[Line]], device: torch.device | str = "cpu") -> Lines:
+        """Lay each row's lines side by side and pad the rows to one length."""
+        width = max(sum(len(line.ids) for line in row) for row in rows)
+        ids, positions, index, prefix = [], [], [], []
+        for row in rows:
+            row_ids = [token for line in row for token in line.ids]
+            unused = width - len(row_ids)
+            ids.append(row_ids + [0] * unused)
+            positions.append([p for line in row for p in range(line.start, line.start + len(line.ids))] + [0] * unused)
+            index.append([i for i, line in enumerate(row) for _ in line.ids] + [PADDING] * unused)
+            prefix.append([line.start for line in row for _ in line.ids] + [0] * unused)
+        return cls(*torch.tensor([ids, positions, index, prefix], device=device).unbind(0))
+
+    def visible(self, committed: int) -> Tensor:
+        """What each slot may see: bool [R, Q, committed + Q], committed slots first."""
+        slots = torch.arange(committed, device=self.ids.device)
+        before = slots[None, None, :] < self.prefix[:, :, None]
+        same_line = self.line[:, :, None] == self.line[:, None, :]
+        causal = self.positions[:, :, None] >= self.positions[:, None, :]
+        return torch.cat([before, same_line & causal], dim=-1)
+
+    def kv_positions(self, committed: int) -> Tensor:
+        """Position of every key [R, committed + Q]; a committed slot's index is its position."""
+        slots = torch.arange(committed, device=self.ids.device).expand(self.ids.shape[0], -1)
+        return torch.cat([slots, self.positions], dim=-1)
+
+
+def sweep_logits(backbone: Backbone, cache: KVCache, lines: Lines, keep: Tensor | None = None) -> Tensor:
+    """Run the lines through the model; their KV becomes pending in `cache`.
+
+    Args:
+        backbone: The model.
+        cache: Committed KV of the rows; must have nothing pending.
+        lines: What to sweep; no line may see beyond its row's committed length.
+        keep: Columns whose logits are wanted [k]; all by default.
+
+    Returns:
+        Logits [R, Q or k, V].
+    """
+    visible = lines.visible(cache.width)
+    mask = backbone.attention_mask(visible, lines.positions, lines.kv_positions(cache.width))
+    return backbone.forward(lines.ids, lines.positions, mask, cache, keep)
+
+
+def sweep(backbone: Backbone, cache: KVCache, lines: Lines, keep: Tensor | None = None) -> Tensor:
+    """One sweep: the greedy next token at every slot, int64 [R, Q or k]. See `sweep_logits`."""
+    return sweep_logits(backbone, cache, lines, keep).argmax(dim=-1)
