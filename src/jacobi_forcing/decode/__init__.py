@@ -1,0 +1,1 @@
+"""Decoders: what to propose, the loop that sweeps, and the public entry."""
