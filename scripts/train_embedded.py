@@ -139,6 +139,8 @@ def train(args: argparse.Namespace) -> None:
                 model.train()
                 write(step=step, loss=round(mean, 5), solve_rate=rate)
                 mean = 0.0
+                if rate is not None:
+                    model.save_pretrained(args.out)
         write(step=args.steps, solve_rate_1000=solve_rate(model.eval(), tokenizer, 1000))
     model.save_pretrained(args.out)
 
@@ -149,7 +151,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("src/jacobi_forcing/embedded/base"))
     parser.add_argument("--tokenizer", type=Path, default=None, help="folder of the tokenizer; --out by default")
     parser.add_argument("--log", type=Path, default=Path("scripts/train_embedded.log.jsonl"))
-    parser.add_argument("--steps", type=int, default=5500)
+    parser.add_argument("--steps", type=int, default=3200)
     parser.add_argument("--batch-size", type=int, default=32, help="problems per step")
     parser.add_argument("--warmup", type=int, default=100, help="steps")
     parser.add_argument("--muon-lr", type=float, default=1e-2)

