@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--muon-lr", type=float, default=1e-2)
     parser.add_argument("--adam-lr", type=float, default=3e-3)
     parser.add_argument("--log-every", type=int, default=50, help="steps")
-    parser.add_argument("--eval-every", type=int, default=500, help="steps")
+    parser.add_argument("--eval-every", type=int, default=400, help="steps")
     parser.add_argument("--seed", type=int, default=0)
     train(parser.parse_args())
 
