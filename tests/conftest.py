@@ -1,0 +1,32 @@
+"""Shared by all tests: no network, fixed seeds, one thread, and `gpu` tests that skip themselves."""
+
+from __future__ import annotations
+
+import os
+
+# Before transformers is imported: it reads them once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+# The models are so small that a second thread costs more than it brings, and one thread sums in one order.
+torch.set_num_threads(1)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and there is none here")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test starts from the same random state, whichever tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
