@@ -1,0 +1,63 @@
+"""Who sees whom in a packed row, from the tags alone (paper, Fig. 2).
+
+Prompt of 2 tokens, block size 2, two blocks; k is noisy, c is clean:
+
+    noise_conditioned (Fig. 2b)               clean_context (Fig. 2a, CLLM)
+          P P k k c c k k c c                       P P k k c c k k c c
+    P0    1 . . . . . . . . .                 P0    1 . . . . . . . . .
+    P1    1 1 . . . . . . . .                 P1    1 1 . . . . . . . .
+    k0a   1 1 1 . . . . . . .                 k0a   1 1 1 . . . . . . .
+    k0b   1 1 1 1 . . . . . .                 k0b   1 1 1 1 . . . . . .
+    c0a   1 1 . . 1 . . . . .                 c0a   1 1 . . 1 . . . . .
+    c0b   1 1 . . 1 1 . . . .                 c0b   1 1 . . 1 1 . . . .
+    k1a   1 1 1 1 . . 1 . . .                 k1a   1 1 . . 1 1 1 . . .
+    k1b   1 1 1 1 . . 1 1 . .                 k1b   1 1 . . 1 1 1 1 . .
+    c1a   1 1 . . 1 1 . . 1 .                 c1a   1 1 . . 1 1 . . 1 .
+    c1b   1 1 . . 1 1 . . 1 1                 c1b   1 1 . . 1 1 . . 1 1
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.tags import Kind, Tags
+
+KINDS = ("noise_conditioned", "clean_context")
+
+
+def visible(queries: Tags, keys: Tags, mask: str) -> Tensor:
+    """Whether each query token may look at each key token.
+
+    Clean tokens see the prompt and clean tokens, in both masks: they are the model's plain reading of the text. What a
+    noisy token sees before its own block is what the masks differ in: noisy blocks, or clean ones. Padding sees
+    padding alone, and no sample sees another.
+
+    Args:
+        queries: Tags [..., Q].
+        keys: Tags [..., K].
+        mask: "noise_conditioned" or "clean_context".
+
+    Returns:
+        bool [..., Q, K].
+
+    Raises:
+        ConfigError: There is no such mask.
+    """
+    if mask not in KINDS:
+        raise ConfigError("Unknown mask", seen=repr(mask), expected="one of " + ", ".join(KINDS))
+    # Narrow integers: on a CPU these comparisons over Q x K are most of what a mask costs.
+    queries, keys = (Tags(*(column.to(torch.int32) for column in tags)) for tags in (queries, keys))
+    q_kind, k_kind = queries.kind[..., :, None], keys.kind[..., None, :]
+    stream = q_kind == k_kind
+    if mask == "clean_context":
+        same_block = queries.block[..., :, None] == keys.block[..., None, :]
+        noisy = q_kind == Kind.NOISY
+        # A noisy token's own block is noisy, what lies before it is clean.
+        stream = (stream & (~noisy | same_block)) | (noisy & (k_kind == Kind.CLEAN) & ~same_block)
+    seen = stream | (k_kind == Kind.PROMPT)
+    # A noisy token shares its position with its twin, so "not later in the text" holds in every stream alike.
+    seen &= keys.position[..., None, :] <= queries.position[..., :, None]
+    seen &= queries.sample[..., :, None] == keys.sample[..., None, :]
+    return seen

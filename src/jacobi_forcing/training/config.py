@@ -1,0 +1,125 @@
+"""Settings of a training run: those of the library, and what Jacobi Forcing adds."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from transformers import SchedulerType, TrainingArguments
+
+from jacobi_forcing.config import Mask, Misfits, RoundConfig, Schedule, SchedulePhase
+from jacobi_forcing.errors import ConfigError
+
+_LEAST: dict[str, int] = {"block_size": 1, "window_size": 1, "max_length": 1, "logits_chunk_size": 1, "ar_weight": 0}
+_CHOICES: dict[str, Any] = {"schedule": Schedule, "schedule_phase": SchedulePhase, "mask": Mask, "misfits": Misfits}
+# Each would be accepted by the library and then do nothing, or the wrong thing, here.
+_UNSUPPORTED: dict[str, str] = {
+    "remove_unused_columns": "the loss needs every column of a packed row",
+    "label_smoothing_factor": "the consistency loss has distributions for targets",
+    "torch_compile": "the loss does not go through the compiled forward",
+    "deepspeed": "the loss does not go through the wrapped forward",
+    "fsdp": "the loss does not go through the wrapped forward",
+}
+
+
+@dataclass
+class JacobiForcingConfig(TrainingArguments):
+    """`transformers.TrainingArguments` plus the settings of Jacobi Forcing.
+
+    Defaults that differ from the parent's, all as in the paper's section 4.1 or its released code:
+    `learning_rate` 1e-6, `per_device_train_batch_size` 4, `adam_beta2` 0.95, `lr_scheduler_type` cosine, `warmup_steps`
+    0.03 (a share of all steps), `num_train_epochs` 1, `remove_unused_columns` False. Weight decay 0 is the parent's.
+
+    For mixed precision load the model in float32 and set `bf16=True`: at a learning rate of 1e-6, bfloat16 weights
+    round most updates away.
+
+    The model trains in train mode. Where its config has dropout, teacher and student are disturbed too; set the
+    dropout to 0 for the paper's loss (Llama and Qwen models have none).
+
+    Attributes:
+        block_size: n, tokens per block; must be that of the trajectories.
+        window_size: w of Eq. 7, blocks per noise cycle.
+        schedule: Noise ratio over blocks.
+        schedule_phase: "fixed" starts each response at ratio 0 (the paper); "random" anywhere, anew in every epoch.
+        mask: "noise_conditioned" (Fig. 2b) or "clean_context" (CLLM).
+        ar_weight: w of Eq. 9.
+        max_length: Longest packed row, tokens, noisy and clean ones counted.
+        logits_chunk_size: Loss positions whose logits exist at the same time.
+        misfits: What to do about a sample that does not fit in a row: "error" or "skip".
+
+    Raises:
+        ConfigError: A setting is out of range, or one of the parent's is not supported.
+    """
+
+    learning_rate: float = field(default=1e-6, metadata={"help": "Peak learning rate."})
+    per_device_train_batch_size: int = field(default=4, metadata={"help": "Packed rows per batch and device."})
+    num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs, unless max_steps is set."})
+    adam_beta2: float = field(default=0.95, metadata={"help": "Decay of AdamW's second moments."})
+    lr_scheduler_type: SchedulerType | str = field(
+        default="cosine", metadata={"help": "Learning-rate schedule of the library."}
+    )
+    warmup_steps: float = field(default=0.03, metadata={"help": "Steps of warm-up; below 1, a share of all steps."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay off."})
+
+    block_size: int = field(default=16, metadata={"help": "n, tokens per block."})
+    window_size: int = field(default=16, metadata={"help": "w of Eq. 7, blocks per noise cycle."})
+    schedule: str = field(default="progressive", metadata={"help": "Noise ratio over blocks."})
+    schedule_phase: str = field(default="fixed", metadata={"help": "Where a response starts the cycle: fixed, random."})
+    mask: str = field(default="noise_conditioned", metadata={"help": "noise_conditioned or clean_context."})
+    ar_weight: float = field(default=1.0, metadata={"help": "w of Eq. 9, weight of the AR loss."})
+    max_length: int = field(default=2048, metadata={"help": "Longest packed row, tokens."})
+    logits_chunk_size: int = field(default=512, metadata={"help": "Loss positions whose logits exist at a time."})
+    misfits: str = field(default="error", metadata={"help": "A sample that does not fit in a row: error or skip."})
+
+    def __post_init__(self) -> None:
+        """Check what this package adds, then let the library do its own."""
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"'{name}' is too small", seen=getattr(self, name), expected=f"at least {least}")
+        for name, kind in _CHOICES.items():
+            choices = typing.get_args(kind)
+            if getattr(self, name) not in choices:
+                seen, expected = repr(getattr(self, name)), "one of " + ", ".join(choices)
+                raise ConfigError(f"'{name}' has a wrong value", seen=seen, expected=expected)
+        for name, reason in _UNSUPPORTED.items():
+            if getattr(self, name):
+                raise ConfigError(f"'{name}' is not supported here: {reason}", remedy="leave it at its default")
+        super().__post_init__()
+
+    @classmethod
+    def from_round(cls, settings: RoundConfig, output_dir: str, *, seed: int = 0, **overrides: Any) -> Self:
+        """The training part of one round of a recipe.
+
+        Args:
+            settings: The round.
+            output_dir: Where checkpoints go.
+            seed: Seed of the order of rows, dropout and random phases.
+            overrides: Any other field of this class, such as `use_cpu=True`.
+
+        Raises:
+            ConfigError: A setting of the round is out of range.
+        """
+        if settings.warmup_ratio >= 1:
+            raise ConfigError("'warmup_ratio' is too large", seen=settings.warmup_ratio, expected="a share below 1")
+        values: dict[str, Any] = {
+            "output_dir": output_dir,
+            "seed": seed,
+            "block_size": settings.block_size,
+            "window_size": settings.window_size,
+            "max_steps": settings.steps,
+            "learning_rate": settings.learning_rate,
+            "per_device_train_batch_size": settings.batch_size,
+            "gradient_accumulation_steps": settings.gradient_accumulation_steps,
+            "max_length": settings.max_length,
+            "ar_weight": settings.ar_weight,
+            "schedule": settings.schedule,
+            "schedule_phase": settings.schedule_phase,
+            "mask": settings.mask,
+            "lr_scheduler_type": settings.lr_scheduler,
+            "warmup_steps": settings.warmup_ratio,
+            "save_steps": settings.save_steps,
+            "misfits": settings.misfits,
+            "activation_checkpointing": settings.gradient_checkpointing,
+        }
+        return cls(**{**values, **overrides})

@@ -1,0 +1,218 @@
+"""The library's trainer with the loss of Jacobi Forcing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+
+from jacobi_forcing.backbone import Backbone
+from jacobi_forcing.errors import ConfigError, DataError
+from jacobi_forcing.losses import Losses, LossItems, position_losses, reduce_losses
+from jacobi_forcing.mask import visible
+from jacobi_forcing.packing import PackedRows
+from jacobi_forcing.tags import Tags
+from jacobi_forcing.training.collator import Collator
+from jacobi_forcing.training.config import JacobiForcingConfig
+from jacobi_forcing.trajectories.store import Trajectory
+
+
+class _EpochSetter(TrainerCallback):
+    """Tells the data set which epoch begins.
+
+    The data loader would do so too, but not in the epoch in which a run is resumed: there its sampler is wrapped, and
+    it then passes the data set over.
+    """
+
+    def __init__(self, rows: PackedRows) -> None:
+        self.rows = rows
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.rows.set_epoch(int(state.epoch))
+
+
+class JacobiForcingTrainer(Trainer):
+    """Trains a causal LM on trajectories by Eq. 9: consistency loss plus weighted AR loss.
+
+    Beside `loss` it logs `consistency_loss`, `ar_loss` (loss = consistency_loss + ar_weight * ar_loss) and
+    `noise_ratio`, the mean over the blocks trained on; each is a mean over the steps since the last log.
+
+    The losses are averaged over all blocks and target tokens of an accumulated batch, so four batches of one row and
+    one batch of four rows give the same gradients. A run resumed from a checkpoint ends with the weights of an
+    undisturbed one.
+
+    Args:
+        model: The model to train, in float32, on one device.
+        args: Settings.
+        trajectories: Trajectories, which are packed as `args` says, or rows packed already.
+        eval_trajectories: The same for `evaluate`.
+        processing_class: The tokenizer, saved with each checkpoint. The model's special tokens are left as they are:
+            what ends a text must not change between collecting and decoding.
+        kwargs: Passed to `transformers.Trainer`: `callbacks`, `optimizers`, ...
+
+    Raises:
+        ConfigError: Several devices, or block sizes that differ.
+        DataError: The trajectories do not fit the model: ids or positions that it does not have.
+        ModelError: The model is not a decoder-only LM that this package can run.
+    """
+
+    # Ours is divided by the counts of the whole accumulated batch; the library must not divide it again.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: JacobiForcingConfig,
+        trajectories: PackedRows | Iterable[Trajectory],
+        *,
+        eval_trajectories: PackedRows | Iterable[Trajectory] | None = None,
+        processing_class: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if args.n_gpu > 1 or args.world_size > 1:
+            raise ConfigError(
+                "Training runs on one device",
+                seen=f"{args.n_gpu} GPUs in {args.world_size} processes",
+                remedy="set CUDA_VISIBLE_DEVICES to one of them",
+            )
+        self.backbone = Backbone(model)
+        self.settings = args
+        rows = self._packed(trajectories, args)
+        eval_rows = None if eval_trajectories is None else self._packed(eval_trajectories, args)
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=Collator(processing_class),
+            train_dataset=rows,
+            eval_dataset=eval_rows,
+            **kwargs,
+        )
+        self.add_callback(_EpochSetter(rows))
+        self.backbone.verify_head()
+        self._sums: dict[str, Tensor] = {}
+        self._steps = 0
+
+    def _packed(self, trajectories: PackedRows | Iterable[Trajectory], args: JacobiForcingConfig) -> PackedRows:
+        rows = trajectories
+        if not isinstance(rows, PackedRows):
+            rows = PackedRows(
+                rows,
+                max_length=args.max_length,
+                window_size=args.window_size,
+                schedule=args.schedule,
+                schedule_phase=args.schedule_phase,  # type: ignore[arg-type]
+                seed=args.seed,
+                misfits=args.misfits,  # type: ignore[arg-type]
+            )
+        if rows.block_size != args.block_size:
+            raise ConfigError(
+                "The trajectories have another block size than the settings",
+                seen=rows.block_size,
+                expected=args.block_size,
+                remedy="collect again, or set block_size to theirs",
+            )
+        limits = (
+            ("token id", rows.max_token + 1, self.backbone.vocab_size, "collect with this model's tokenizer"),
+            ("position", rows.max_positions, self.backbone.context_length, "collect shorter responses"),
+        )
+        for name, needed, limit, remedy in limits:
+            if limit is not None and needed > limit:
+                raise DataError(
+                    f"The trajectories have a {name} that the model has not",
+                    seen=needed - 1,
+                    expected=f"below {limit}",
+                    remedy=remedy,
+                )
+        return rows
+
+    def losses(self, inputs: dict[str, Tensor], blocks: int | None = None, targets: int | None = None) -> Losses:
+        """The losses of one batch.
+
+        Args:
+            inputs: From `Collator`, on the model's device.
+            blocks: Blocks to average over; the batch's own by default.
+            targets: Target tokens to average over; the batch's own by default.
+        """
+        args = self.settings
+        tags = Tags.of(inputs["tags"])
+        items = LossItems(**{name: inputs[name] for name in LossItems._fields})
+        # The accelerator hangs mixed precision on the model's forward, which the hidden states do not come from.
+        with self.accelerator.autocast():
+            mask = self.backbone.attention_mask(visible(tags, tags, args.mask), tags.position, tags.position)
+            hidden = self.backbone.hidden(inputs["input_ids"], tags.position, mask)
+            divergence, entropy = position_losses(self.backbone, hidden, items, args.logits_chunk_size)
+        return reduce_losses(
+            divergence,
+            entropy,
+            blocks=items.blocks if blocks is None else blocks,
+            targets=items.targets if targets is None else targets,
+            ar_weight=args.ar_weight,
+        )
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The loss of one batch, as its share of the accumulated batch. Called by the library."""
+        blocks, targets = (None, None) if num_items_in_batch is None else num_items_in_batch.tolist()
+        losses = self.losses(inputs, blocks, targets)
+        if num_items_in_batch is not None:
+            self._add("consistency_loss", losses.consistency)
+            self._add("ar_loss", losses.ar)
+        return (losses.total, {"loss": losses.total}) if return_outputs else losses.total
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | None]:
+        """The batches of one step, and over how many blocks and target tokens their losses are averaged [2]."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:
+            return batches, None
+        self._steps += 1
+        self._add("noise_ratio", torch.cat([batch["noise_ratios"] for batch in batches]).mean())
+        # Kept on the CPU, where they are read.
+        return batches, torch.tensor([[int(batch["blocks"]), int(batch["targets"])] for batch in batches]).sum(dim=0)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.detach()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with the parts of the loss beside the loss."""
+        if "loss" in logs and self._steps:
+            logs.update({name: total.item() / self._steps for name, total in self._sums.items()})
+            self._sums, self._steps = {}, 0
+        super().log(logs, start_time)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The loss of one batch in `evaluate`; there are no logits to return."""
+        with torch.no_grad():
+            return self.losses(self._prepare_inputs(inputs)).total.detach(), None, None
+
+
+def last_checkpoint(folder: str | Path) -> Path | None:
+    """The newest checkpoint in a folder that was written to its end, or None.
+
+    A killed run can leave a checkpoint behind that lacks files. The library writes `trainer_state.json` last.
+    """
+    whole = []
+    for path in Path(folder).glob("checkpoint-*"):
+        try:
+            step = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+        except (OSError, ValueError, KeyError):
+            continue
+        whole.append((int(step), path))
+    return max(whole)[1] if whole else None
