@@ -26,13 +26,20 @@ class Plain:
     finished: bool
 
 
-def reference_losses(model: PreTrainedModel, samples: list[Plain], mask: str) -> tuple[Tensor, Tensor]:
+def reference_losses(
+    model: PreTrainedModel, samples: list[Plain], mask: str, window_size: int = 1
+) -> tuple[Tensor, Tensor]:
     """Consistency loss, a mean over blocks, and AR loss, a mean over response tokens."""
     divergences: list[Tensor] = []
     entropies: list[Tensor] = []
     for sample in samples:
         for index, clean in enumerate(sample.clean):
-            before = sample.clean[:index] if mask == "clean_context" else sample.noisy[:index]
+            noisy_from = {
+                "clean_context": index,
+                "noise_conditioned": 0,
+                "noise_conditioned_window": index // window_size * window_size,
+            }[mask]
+            before = sample.clean[:noisy_from] + sample.noisy[noisy_from:index]
             student = _logits(model, sample.prompt + _joined(before) + sample.noisy[index])[-len(clean) :]
             with torch.no_grad():
                 teacher = _logits(model, sample.prompt + _joined(sample.clean[: index + 1]))[-len(clean) :]

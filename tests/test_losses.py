@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_flatten
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.losses import LossItems, loss_items, position_losses, reduce_losses
-from jacobi_forcing.mask import visible
+from jacobi_forcing.mask import KINDS, visible
 from jacobi_forcing.packing import PackedRows
 from jacobi_forcing.schedule import nearest_state, noise_ratios
 from jacobi_forcing.tags import Tags, layout
@@ -68,11 +68,11 @@ def assert_same_gradients(ours, theirs, tolerance):
         assert difference <= tolerance * largest, f"{name}: {difference:.3g}, largest gradient {largest:.3g}"
 
 
-@pytest.mark.parametrize("mask", ["noise_conditioned", "clean_context"])
+@pytest.mark.parametrize("mask", KINDS)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_packed_losses_and_gradients_equal_those_computed_block_by_block(arch, mask):
     model = shared_model(arch)
-    consistency, ar = reference_losses(model, [plain(trajectory) for trajectory in TRAJECTORIES], mask)
+    consistency, ar = reference_losses(model, [plain(trajectory) for trajectory in TRAJECTORIES], mask, WINDOW)
     expected = gradients(model, consistency + AR_WEIGHT * ar)
     losses = packed(model, batch(), mask)
     assert consistency > 0.1, "the example teaches something"

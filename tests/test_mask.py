@@ -5,7 +5,7 @@ import torch
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.errors import ConfigError
-from jacobi_forcing.mask import visible
+from jacobi_forcing.mask import KINDS, visible
 from jacobi_forcing.packing import PackedRows
 from jacobi_forcing.tags import PADDING, Kind, Tags, layout
 from reference_losses import random_trajectory
@@ -34,6 +34,16 @@ CLEAN_CONTEXT = """
     1 1 . . 1 1 1 1 . .
     1 1 . . 1 1 . . 1 .
     1 1 . . 1 1 . . 1 1
+"""
+# Three blocks of one token in windows of two: P k0 c0 k1 c1 | k2 c2
+WINDOWS = """
+    1 . . . . . .
+    1 1 . . . . .
+    1 . 1 . . . .
+    1 1 . 1 . . .
+    1 . 1 . 1 . .
+    1 . 1 . 1 1 .
+    1 . 1 . 1 . 1
 """
 # Two samples and two padding tokens: P k0a k0b c0a c0b k1a c1a | P P k0a c0a | - -
 TWO_SAMPLES = """
@@ -66,6 +76,12 @@ def test_mask_equals_the_drawing(mask, drawing):
     assert torch.equal(visible(tags, tags, mask), literal(drawing))
 
 
+def test_windowed_mask_equals_the_drawing():
+    tags = Tags.of(layout(1, 3, 1, True)[0])
+    tags = tags._replace(window=torch.where(tags.block >= 0, tags.block // 2, -1))
+    assert torch.equal(visible(tags, tags, "noise_conditioned_window"), literal(WINDOWS))
+
+
 def test_samples_of_a_row_and_padding_do_not_see_each_other():
     first, second = layout(1, 3, 2, True)[0], layout(2, 1, 2, True)[0].clone()
     second[0] = 1
@@ -82,7 +98,7 @@ def test_mask_of_several_rows_and_of_some_queries_is_made_of_the_same_values():
     assert torch.equal(visible(some, tags, "clean_context"), whole[:, 3:5])
 
 
-@pytest.mark.parametrize("mask", ["noise_conditioned", "clean_context"])
+@pytest.mark.parametrize("mask", KINDS)
 def test_every_token_sees_itself_so_that_no_softmax_is_empty(mask):
     tags = Tags.of(torch.cat([layout(3, 7, 3, True)[0], torch.tensor(PADDING)[:, None]], dim=-1))
     assert visible(tags, tags, mask).diagonal().all()
@@ -90,7 +106,7 @@ def test_every_token_sees_itself_so_that_no_softmax_is_empty(mask):
 
 def test_unknown_mask_is_refused_with_the_known_ones():
     tags = Tags.of(layout(1, 1, 1, True)[0])
-    with pytest.raises(ConfigError, match=r"'causal'.*noise_conditioned, clean_context"):
+    with pytest.raises(ConfigError, match=r"'causal'.*noise_conditioned, noise_conditioned_window, clean_context"):
         visible(tags, tags, "causal")
 
 
@@ -101,7 +117,7 @@ def logits(arch: str, ids: torch.Tensor, tags: Tags, mask: str) -> torch.Tensor:
         return backbone.logits(backbone.hidden(ids, tags.position, additive))[0]
 
 
-@pytest.mark.parametrize("mask", ["noise_conditioned", "clean_context"])
+@pytest.mark.parametrize("mask", KINDS)
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "gemma3"])
 def test_clean_logits_do_not_change_by_a_bit_with_a_noisy_block_or_another_sample(arch, mask):
     trajectories = [random_trajectory(sample, 5, 11, 4) for sample in (1, 2)]

@@ -18,16 +18,19 @@ Decoder = Literal["ar", "jacobi", "window"]
 DraftInit = Literal["prompt", "vocabulary"]
 Schedule = Literal["progressive"]
 SchedulePhase = Literal["fixed", "random"]
-Mask = Literal["noise_conditioned", "clean_context"]
+Mask = Literal["noise_conditioned", "noise_conditioned_window", "clean_context"]
 Template = Literal["auto", "chat", "raw"]
 Task = Literal["none", "word_problems", "gsm8k"]
+Misfits = Literal["error", "skip"]
 
 
-def _option(default: Any = dataclasses.MISSING, *, help: str, at_least: float | None = None, above: float | None = None):  # type: ignore[no-untyped-def]
+def _option(
+    default: Any = dataclasses.MISSING, *, help: str, at_least: float | None = None, above: float | None = None
+) -> Any:
     """A dataclass field with its help text, unit and range."""
     metadata = {"help": help, "at_least": at_least, "above": above}
     if isinstance(default, (list, tuple)):
-        return dataclasses.field(default=tuple(default), metadata=metadata)  # type: ignore[arg-type]
+        return dataclasses.field(default=tuple(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -86,7 +89,9 @@ class Config:
             ConfigError: A key is unknown (the nearest known one is named), missing, or its value is wrong.
         """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"'{where or cls.__name__}' is not a mapping", seen=repr(values), expected="key: value lines")
+            raise ConfigError(
+                f"'{where or cls.__name__}' is not a mapping", seen=repr(values), expected="key: value lines"
+            )
         hints = typing.get_type_hints(cls)
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
@@ -105,7 +110,9 @@ class Config:
         try:
             return cls(**arguments)
         except ConfigError as error:
-            raise ConfigError(f"In '{where.rstrip('.')}': {error}") from error if where else error
+            if not where:
+                raise
+            raise ConfigError(f"In '{where.rstrip('.')}': {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dict (tuples become lists) that `from_dict` turns back into an equal object."""
@@ -172,7 +179,7 @@ class DecodeConfig(Config):
         "window", help="ar: one token a forward; jacobi: block after block; window: a running window of drafts"
     )
     block_size: int = _option(16, help="draft tokens in flight, tokens", at_least=1)
-    draft_init: DraftInit = _option("prompt", help="what fills new draft slots: tokens of the prompt, or of the vocabulary")
+    draft_init: DraftInit = _option("prompt", help="what fills new draft slots: prompt or vocabulary tokens")
     draft_seed: int = _option(0, help="seed of the fill; it never changes the text", at_least=0)
 
 
@@ -195,7 +202,7 @@ class PromptsConfig(Config):
     split: str = _option("train", help="split of a hub data set, or train/heldout of the builtin one")
     field: str = _option("prompt", help="key that holds the prompt")
     answer_field: str | None = _option(None, help="key that holds the reference answer, for evaluation only")
-    template: Template = _option("auto", help="chat: the tokenizer's chat template; raw: as it is; auto: chat if there is one")
+    template: Template = _option("auto", help="chat: by the chat template; raw: as it is; auto: chat if there is one")
     offset: int = _option(0, help="prompts to skip", at_least=0)
     limit: int | None = _option(None, help="prompts to use; null for all", at_least=1)
     seed: int = _option(0, help="seed of the builtin source", at_least=0)
@@ -225,12 +232,18 @@ class RoundConfig(Config):
     max_length: int = _option(2048, help="longest packed row, tokens (noisy and clean counted)", at_least=8)
     ar_weight: float = _option(1.0, help="w of Eq. 9, weight of the AR loss", at_least=0)
     schedule: Schedule = _option("progressive", help="noise ratio over blocks (Eq. 7)")
-    schedule_phase: SchedulePhase = _option("fixed", help="fixed: each response starts the cycle at 0; random: anywhere")
-    mask: Mask = _option("noise_conditioned", help="noise_conditioned (Fig. 2b) or clean_context (the CLLM baseline)")
+    schedule_phase: SchedulePhase = _option("fixed", help="where a response starts the cycle: fixed (at 0) or random")
+    mask: Mask = _option(
+        "noise_conditioned",
+        help="noisy blocks see noisy blocks (noise_conditioned, Fig. 2b), those of their window "
+        "(noise_conditioned_window), or clean ones (clean_context, the CLLM baseline)",
+    )
     lr_scheduler: str = _option("cosine", help="learning-rate schedule of transformers")
     warmup_ratio: float = _option(0.03, help="share of the steps that warms up", at_least=0)
     prompts_offset: int = _option(0, help="prompts to skip in this round", at_least=0)
     prompts_limit: int | None = _option(None, help="prompts to collect in this round; null for all", at_least=1)
+    misfits: Misfits = _option("error", help="a sample that does not fit in a row: error, or skip it and count it")
+    gradient_checkpointing: bool = _option(False, help="compute activations twice instead of keeping them in memory")
     save_steps: int = _option(100, help="steps between checkpoints; what a kill can lose", at_least=1)
 
 
@@ -244,8 +257,11 @@ class EvaluationConfig(Config):
     speed_prompts: int | None = _option(None, help="prompts that are timed one by one; null for all", at_least=1)
     max_new_tokens: int = _option(512, help="longest answer, tokens", at_least=1)
     batch_size: int = _option(16, help="answers generated side by side for grading", at_least=1)
-    probe_steps: int | None = _option(None, help="steps between probes of TPF and quality in training; null for none", at_least=1)
+    probe_steps: int | None = _option(
+        None, help="training steps between probes of TPF and quality; null: none", at_least=1
+    )
     probe_prompts: int = _option(16, help="prompts per probe", at_least=1)
+    every_round: bool = _option(False, help="measure the model of each round, not of the last one only")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,9 @@ Prompt of 2 tokens, block size 2, two blocks; k is noisy, c is clean:
     k1b   1 1 1 1 . . 1 1 . .                 k1b   1 1 . . 1 1 1 1 . .
     c1a   1 1 . . 1 1 . . 1 .                 c1a   1 1 . . 1 1 . . 1 .
     c1b   1 1 . . 1 1 . . 1 1                 c1b   1 1 . . 1 1 . . 1 1
+
+noise_conditioned_window lies between the two: a noisy block sees the noisy blocks of its own window, and clean blocks
+before it. That is what decoding shows: what was committed is clean, what is in flight is noisy.
 """
 
 from __future__ import annotations
@@ -24,20 +27,20 @@ from torch import Tensor
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.tags import Kind, Tags
 
-KINDS = ("noise_conditioned", "clean_context")
+KINDS = ("noise_conditioned", "noise_conditioned_window", "clean_context")
 
 
 def visible(queries: Tags, keys: Tags, mask: str) -> Tensor:
     """Whether each query token may look at each key token.
 
-    Clean tokens see the prompt and clean tokens, in both masks: they are the model's plain reading of the text. What a
+    Clean tokens see the prompt and clean tokens, in every mask: they are the model's plain reading of the text. What a
     noisy token sees before its own block is what the masks differ in: noisy blocks, or clean ones. Padding sees
     padding alone, and no sample sees another.
 
     Args:
         queries: Tags [..., Q].
         keys: Tags [..., K].
-        mask: "noise_conditioned" or "clean_context".
+        mask: One of `KINDS`.
 
     Returns:
         bool [..., Q, K].
@@ -51,11 +54,12 @@ def visible(queries: Tags, keys: Tags, mask: str) -> Tensor:
     queries, keys = (Tags(*(column.to(torch.int32) for column in tags)) for tags in (queries, keys))
     q_kind, k_kind = queries.kind[..., :, None], keys.kind[..., None, :]
     stream = q_kind == k_kind
-    if mask == "clean_context":
-        same_block = queries.block[..., :, None] == keys.block[..., None, :]
+    if mask != "noise_conditioned":
+        # A noisy token sees noise as far back as its own block, or its own window, begins, and clean tokens before that.
+        near = "block" if mask == "clean_context" else "window"
+        recent = getattr(queries, near)[..., :, None] == getattr(keys, near)[..., None, :]
         noisy = q_kind == Kind.NOISY
-        # A noisy token's own block is noisy, what lies before it is clean.
-        stream = (stream & (~noisy | same_block)) | (noisy & (k_kind == Kind.CLEAN) & ~same_block)
+        stream = (stream & (~noisy | recent)) | (noisy & (k_kind == Kind.CLEAN) & ~recent)
     seen = stream | (k_kind == Kind.PROMPT)
     # A noisy token shares its position with its twin, so "not later in the text" holds in every stream alike.
     seen &= keys.position[..., None, :] <= queries.position[..., :, None]

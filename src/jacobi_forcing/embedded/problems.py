@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Split = Literal["train", "heldout"]
+Level = Literal["mixed", "regular"]
+"""mixed: everything below. regular: two-digit numbers and phrases of one length, so that each step of an answer has the
+same number of tokens, as machine-made text often has."""
 
 NAMES = (
     "Mia Ben Ana Tom Zoe Max Eva Leo Ida Sam Amy Dan Lily Omar Nina Paul Rosa Hugo Vera Karl "
@@ -31,10 +34,12 @@ ITEMS = (
 ).split()
 GAINS = ("buys {k} more {item}", "finds {k} more {item}", "gets {k} more {item}", "wins {k} more {item}")
 LOSSES = ("gives away {k} {item}", "loses {k} {item}", "sells {k} {item}", "uses {k} {item}")
+REGULAR_LOSSES = ("gives away {k} {item}",)
 TIMES = {2: "doubles the {item}", 3: "triples the {item}"}
 HELDOUT_SHARE = 10
 """One question in this many belongs to the held-out split."""
-MAX_VALUE = 99
+MIN_VALUE, MAX_VALUE, MAX_OPERAND = 10, 99, 50
+"""Smallest and largest number of a regular problem (a mixed one starts lower), and the most that is added at once."""
 
 _FINAL = re.compile(r"The answer is (\d+)")
 
@@ -64,7 +69,7 @@ def _step(rng: random.Random, value: int, item: str) -> tuple[str, str, int]:
     while True:
         kind = rng.choice(("gain", "gain", "loss", "loss", "times"))
         if kind == "gain" and value <= MAX_VALUE - 2:
-            k = rng.randint(2, min(50, MAX_VALUE - value))
+            k = rng.randint(2, min(MAX_OPERAND, MAX_VALUE - value))
             return rng.choice(GAINS).format(k=k, item=item), f"+ {k}", value + k
         if kind == "loss" and value >= 4:
             k = rng.randint(2, value - 1)
@@ -74,15 +79,26 @@ def _step(rng: random.Random, value: int, item: str) -> tuple[str, str, int]:
             return TIMES[k].format(item=item), f"* {k}", value * k
 
 
-def make_problem(rng: random.Random, steps: int | None = None) -> Problem:
+def _regular_step(rng: random.Random, value: int, item: str) -> tuple[str, str, int]:
+    """As `_step`, with two-digit numbers only."""
+    most_gained, most_lost = min(MAX_OPERAND, MAX_VALUE - value), value - MIN_VALUE
+    if (rng.random() < 0.5 and most_gained >= MIN_VALUE) or most_lost < MIN_VALUE:
+        k = rng.randint(MIN_VALUE, most_gained)
+        return rng.choice(GAINS).format(k=k, item=item), f"+ {k}", value + k
+    k = rng.randint(MIN_VALUE, most_lost)
+    return rng.choice(REGULAR_LOSSES).format(k=k, item=item), f"- {k}", value - k
+
+
+def make_problem(rng: random.Random, steps: int | None = None, level: Level = "mixed") -> Problem:
     """Draw one problem of 2 to 4 operations (or exactly `steps`) from `rng`."""
     steps = rng.randint(2, 4) if steps is None else steps
     name, item = rng.choice(NAMES), rng.choice(ITEMS)
-    value = rng.randint(5, 60)
+    value = rng.randint(5, 60) if level == "mixed" else rng.randint(MIN_VALUE, 60)
+    draw = _step if level == "mixed" else _regular_step
     question = [f"{name} has {value} {item}."]
     answer = [f"First, {name} has {value} {item}."]
     for index in range(steps):
-        phrase, operation, new = _step(rng, value, item)
+        phrase, operation, new = draw(rng, value, item)
         opener = "" if index == 0 else "Then "
         question.append(f"{opener}{name} {phrase}.")
         answer.append(f"Next, {name} {phrase}, so {name} now has {value} {operation} = {new} {item}.")
@@ -97,13 +113,15 @@ def split_of(question: str) -> Split:
     return "heldout" if zlib.crc32(question.encode()) % HELDOUT_SHARE == 0 else "train"
 
 
-def problems(split: Split, seed: int, count: int | None = None, steps: int | None = None) -> Iterator[Problem]:
+def problems(
+    split: Split, seed: int, count: int | None = None, steps: int | None = None, level: Level = "mixed"
+) -> Iterator[Problem]:
     """Yield `count` distinct problems of a split (endless and not deduplicated when `count` is None)."""
     rng = random.Random(seed)
     seen: set[str] = set()
     produced = 0
     while count is None or produced < count:
-        problem = make_problem(rng, steps)
+        problem = make_problem(rng, steps, level)
         if split_of(problem.question) != split:
             continue
         if count is not None:
