@@ -85,11 +85,17 @@ class EpochLog(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("arch", "phase", "batches"), [("llama", "fixed", 1), ("llama", "random", 1), ("gpt2", "random", 2)]
+    ("arch", "phase", "batches", "optimizer"),
+    [
+        ("llama", "fixed", 1, "adamw"),
+        ("llama", "random", 1, "adamw"),
+        ("gpt2", "random", 2, "adamw"),
+        ("llama", "random", 1, "muon"),
+    ],
 )
-def test_ten_steps_equal_five_and_five_to_the_bit(tmp_path, arch, phase, batches):
+def test_ten_steps_equal_five_and_five_to_the_bit(tmp_path, arch, phase, batches, optimizer):
     # GPT-2 has dropout, so the random state must come back as well. Three batches an epoch: step 5 is in the second.
-    changes = {"max_steps": 10, "save_strategy": "steps", "save_steps": 5, "schedule_phase": phase}
+    changes = {"max_steps": 10, "save_strategy": "steps", "save_steps": 5, "schedule_phase": phase, "optimizer": optimizer}
     args = settings(tmp_path, gradient_accumulation_steps=batches, **changes)
     whole, halves = EpochLog(), EpochLog()
     expected = trained(tiny_model(arch), args, callbacks=[whole])
@@ -105,6 +111,15 @@ def test_ten_steps_equal_five_and_five_to_the_bit(tmp_path, arch, phase, batches
         if entry["step"] > 5 and "loss" in entry
     ]
     assert logs[: len(logs) // 2] == logs[len(logs) // 2 :]
+
+
+def test_muon_takes_the_layers_matrices_and_follows_the_schedule(tmp_path):
+    model = tiny_model("llama")
+    trainer = trained(model, settings(tmp_path, max_steps=2, optimizer="muon", learning_rate=0.01))
+    optimizer = trainer.optimizer.optimizer
+    muon = {id(p) for p in optimizer.parts[0].param_groups[0]["params"]}
+    assert muon == {id(p) for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n}
+    assert [part.param_groups[0]["lr"] for part in optimizer.parts] == pytest.approx([0.01, 0.003])
 
 
 def test_parts_of_the_loss_are_logged_and_add_up(tmp_path):

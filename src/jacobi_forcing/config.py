@@ -21,6 +21,7 @@ SchedulePhase = Literal["fixed", "random"]
 Mask = Literal["noise_conditioned", "noise_conditioned_window", "clean_context"]
 Template = Literal["auto", "chat", "raw"]
 Task = Literal["none", "word_problems", "gsm8k"]
+Optimizer = Literal["adamw", "muon"]
 Misfits = Literal["error", "skip"]
 
 
@@ -238,6 +239,7 @@ class RoundConfig(Config):
         help="noisy blocks see noisy blocks (noise_conditioned, Fig. 2b), those of their window "
         "(noise_conditioned_window), or clean ones (clean_context, the CLLM baseline)",
     )
+    optimizer: Optimizer = _option("adamw", help="adamw (the paper), or muon for the layers' matrices")
     lr_scheduler: str = _option("cosine", help="learning-rate schedule of transformers")
     warmup_ratio: float = _option(0.03, help="share of the steps that warms up", at_least=0)
     prompts_offset: int = _option(0, help="prompts to skip in this round", at_least=0)

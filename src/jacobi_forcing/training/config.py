@@ -8,11 +8,17 @@ from typing import Any, Self
 
 from transformers import SchedulerType, TrainingArguments
 
-from jacobi_forcing.config import Mask, Misfits, RoundConfig, Schedule, SchedulePhase
+from jacobi_forcing.config import Mask, Misfits, Optimizer, RoundConfig, Schedule, SchedulePhase
 from jacobi_forcing.errors import ConfigError
 
 _LEAST: dict[str, int] = {"block_size": 1, "window_size": 1, "max_length": 1, "logits_chunk_size": 1, "ar_weight": 0}
-_CHOICES: dict[str, Any] = {"schedule": Schedule, "schedule_phase": SchedulePhase, "mask": Mask, "misfits": Misfits}
+_CHOICES: dict[str, Any] = {
+    "schedule": Schedule,
+    "schedule_phase": SchedulePhase,
+    "mask": Mask,
+    "optimizer": Optimizer,
+    "misfits": Misfits,
+}
 # Each would be accepted by the library and then do nothing, or the wrong thing, here.
 _UNSUPPORTED: dict[str, str] = {
     "remove_unused_columns": "the loss needs every column of a packed row",
@@ -43,6 +49,7 @@ class JacobiForcingConfig(TrainingArguments):
         schedule: Noise ratio over blocks.
         schedule_phase: "fixed" starts each response at ratio 0 (the paper); "random" anywhere, anew in every epoch.
         mask: "noise_conditioned" (Fig. 2b) or "clean_context" (CLLM).
+        optimizer: "adamw": whatever the parent's `optim` names. "muon": Muon for the layers' matrices, see `muon.py`.
         ar_weight: w of Eq. 9.
         max_length: Longest packed row, tokens, noisy and clean ones counted.
         logits_chunk_size: Loss positions whose logits exist at the same time.
@@ -67,6 +74,7 @@ class JacobiForcingConfig(TrainingArguments):
     schedule: str = field(default="progressive", metadata={"help": "Noise ratio over blocks."})
     schedule_phase: str = field(default="fixed", metadata={"help": "Where a response starts the cycle: fixed, random."})
     mask: str = field(default="noise_conditioned", metadata={"help": "noise_conditioned or clean_context."})
+    optimizer: str = field(default="adamw", metadata={"help": "adamw (what the parent's `optim` names) or muon."})
     ar_weight: float = field(default=1.0, metadata={"help": "w of Eq. 9, weight of the AR loss."})
     max_length: int = field(default=2048, metadata={"help": "Longest packed row, tokens."})
     logits_chunk_size: int = field(default=512, metadata={"help": "Loss positions whose logits exist at a time."})
@@ -116,6 +124,7 @@ class JacobiForcingConfig(TrainingArguments):
             "schedule": settings.schedule,
             "schedule_phase": settings.schedule_phase,
             "mask": settings.mask,
+            "optimizer": settings.optimizer,
             "lr_scheduler_type": settings.lr_scheduler,
             "warmup_steps": settings.warmup_ratio,
             "save_steps": settings.save_steps,

@@ -19,6 +19,7 @@ from jacobi_forcing.packing import PackedRows
 from jacobi_forcing.tags import Tags
 from jacobi_forcing.training.collator import Collator
 from jacobi_forcing.training.config import JacobiForcingConfig
+from jacobi_forcing.training.muon import MuonWithAdamW
 from jacobi_forcing.trajectories.store import Trajectory
 
 
@@ -129,6 +130,14 @@ class JacobiForcingTrainer(Trainer):
                     remedy=remedy,
                 )
         return rows
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimiser that the settings name. Called by the library."""
+        if self.optimizer is None and self.settings.optimizer == "muon":
+            args = self.settings
+            betas = (args.adam_beta1, args.adam_beta2)
+            self.optimizer = MuonWithAdamW(self.model, args.learning_rate, betas, args.weight_decay)
+        return self.optimizer if self.optimizer is not None else super().create_optimizer(model)
 
     def losses(self, inputs: dict[str, Tensor], blocks: int | None = None, targets: int | None = None) -> Losses:
         """The losses of one batch.
