@@ -21,8 +21,8 @@ from typing import Literal
 
 Split = Literal["train", "heldout"]
 Level = Literal["mixed", "regular"]
-"""mixed: everything below. regular: two-digit numbers and phrases of one length, so that each step of an answer has the
-same number of tokens, as machine-made text often has."""
+"""mixed: everything below. regular: adding and taking away tens, in phrases of one length, so that each step of an answer
+has the same number of tokens, as machine-made text often has."""
 
 NAMES = (
     "Mia Ben Ana Tom Zoe Max Eva Leo Ida Sam Amy Dan Lily Omar Nina Paul Rosa Hugo Vera Karl "
@@ -38,8 +38,8 @@ REGULAR_LOSSES = ("gives away {k} {item}",)
 TIMES = {2: "doubles the {item}", 3: "triples the {item}"}
 HELDOUT_SHARE = 10
 """One question in this many belongs to the held-out split."""
-MIN_VALUE, MAX_VALUE, MAX_OPERAND = 10, 99, 50
-"""Smallest and largest number of a regular problem (a mixed one starts lower), and the most that is added at once."""
+MAX_VALUE, MAX_OPERAND = 99, 50
+"""The largest number of a problem, and the most that is added at once."""
 
 _FINAL = re.compile(r"The answer is (\d+)")
 
@@ -80,12 +80,12 @@ def _step(rng: random.Random, value: int, item: str) -> tuple[str, str, int]:
 
 
 def _regular_step(rng: random.Random, value: int, item: str) -> tuple[str, str, int]:
-    """As `_step`, with two-digit numbers only."""
-    most_gained, most_lost = min(MAX_OPERAND, MAX_VALUE - value), value - MIN_VALUE
-    if (rng.random() < 0.5 and most_gained >= MIN_VALUE) or most_lost < MIN_VALUE:
-        k = rng.randint(MIN_VALUE, most_gained)
+    """As `_step`, with tens only."""
+    most_gained, most_lost = min(MAX_OPERAND, MAX_VALUE // 10 * 10 - value), value - 10
+    if (rng.random() < 0.5 and most_gained > 0) or most_lost == 0:
+        k = rng.randrange(10, most_gained + 1, 10)
         return rng.choice(GAINS).format(k=k, item=item), f"+ {k}", value + k
-    k = rng.randint(MIN_VALUE, most_lost)
+    k = rng.randrange(10, most_lost + 1, 10)
     return rng.choice(REGULAR_LOSSES).format(k=k, item=item), f"- {k}", value - k
 
 
@@ -93,7 +93,7 @@ def make_problem(rng: random.Random, steps: int | None = None, level: Level = "m
     """Draw one problem of 2 to 4 operations (or exactly `steps`) from `rng`."""
     steps = rng.randint(2, 4) if steps is None else steps
     name, item = rng.choice(NAMES), rng.choice(ITEMS)
-    value = rng.randint(5, 60) if level == "mixed" else rng.randint(MIN_VALUE, 60)
+    value = rng.randint(5, 60) if level == "mixed" else rng.randrange(10, 61, 10)
     draw = _step if level == "mixed" else _regular_step
     question = [f"{name} has {value} {item}."]
     answer = [f"First, {name} has {value} {item}."]

@@ -1,0 +1,1 @@
+"""Jacobi trajectories: collecting and storing them."""

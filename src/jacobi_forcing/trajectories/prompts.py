@@ -1,0 +1,205 @@
+"""Prompts: from a JSONL file, a hub data set or the embedded problems, as the token ids that a model is given.
+
+The ids made here are the ones that are generated from and trained on: text is tokenised once and never again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from jacobi_forcing.config import PromptsConfig
+from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.embedded.problems import problems
+from jacobi_forcing.errors import DataError, MissingExtraError
+
+logger = logging.getLogger(__name__)
+
+_BUILTIN_SPLITS = ("train", "heldout")
+_BUILTIN_LEVELS = ("mixed", "regular")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        index: Its place in the source, from 0, before `offset` and `limit` are applied.
+        text: What the ids stand for, the chat template's marks included.
+        ids: What the model is given, tokens.
+        answer: The reference answer, where the source has one; never shown to the model.
+    """
+
+    index: int
+    text: str
+    ids: list[int]
+    answer: str | None = None
+
+
+def load_prompts(
+    config: PromptsConfig, tokenizer: PreTrainedTokenizerBase, *, context_length: int | None = None
+) -> list[Prompt]:
+    """Read, format and tokenise prompts.
+
+    Args:
+        config: Source, fields, template and range.
+        tokenizer: The model's own.
+        context_length: Positions the model has, tokens; a prompt must leave room for one more. None: not checked.
+
+    Raises:
+        DataError: The source cannot be read, a line is broken, a field is missing, there is nothing in the range, or
+            a prompt is empty or too long.
+        MissingExtraError: A hub data set is named and `datasets` is not installed.
+    """
+    chat = _wants_chat(config, tokenizer)
+    end = None if config.limit is None else config.offset + config.limit
+    prompts = []
+    for index, value, answer in itertools.islice(_records(config), config.offset, end):
+        text = _format(value, tokenizer, chat, f"Prompt {index} of '{config.source}'")
+        # A chat template writes its own special tokens: adding them again would start the text twice.
+        ids = [int(token) for token in tokenizer(text, add_special_tokens=not chat)["input_ids"]]
+        _check_length(index, ids, context_length)
+        prompts.append(Prompt(index, text, ids, answer))
+    if not prompts:
+        wanted = f"{config.limit or 'any'} prompts from {config.offset}"
+        raise DataError(f"'{config.source}' holds no prompts in the range", seen="0", expected=wanted)
+    return prompts
+
+
+def _wants_chat(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if config.template == "chat" and not has_template:
+        raise DataError(
+            "The tokenizer has no chat template",
+            seen="template: chat",
+            remedy="set template to raw, or use a chat model",
+        )
+    if config.template == "auto" and not has_template:
+        logger.info("The tokenizer has no chat template: prompts are used as they are")
+    return has_template and config.template != "raw"
+
+
+def _format(value: Any, tokenizer: PreTrainedTokenizerBase, chat: bool, where: str) -> str:
+    messages = _messages(value)
+    if not isinstance(value, str) and messages is None:
+        kind = type(value).__name__
+        raise DataError(f"{where} is not text", seen=kind, expected="text, or a list of {role, content} messages")
+    if not chat:
+        if messages is not None:
+            raise DataError(
+                f"{where} is a list of messages", expected="text for a raw prompt", remedy="set template to chat"
+            )
+        return str(value)
+    if messages is None:
+        messages = [{"role": "user", "content": str(value)}]
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except Exception as error:  # templates are programs: they raise whatever their author chose
+        raise DataError(f"{where} does not fit the chat template", seen=" ".join(str(error).split())) from error
+
+
+def _messages(value: Any) -> list[dict[str, Any]] | None:
+    """The value as messages, or None when it is not a list of them."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        return None
+    if not all(isinstance(item, Mapping) and {"role", "content"} <= item.keys() for item in value):
+        return None
+    return [dict(item) for item in value]
+
+
+def _check_length(index: int, ids: Sequence[int], context_length: int | None) -> None:
+    if not ids:
+        raise DataError(f"Prompt {index} is empty", expected="at least 1 token", remedy="remove it from the source")
+    if context_length is not None and len(ids) >= context_length:
+        raise DataError(
+            f"Prompt {index} is longer than the model's context",
+            seen=f"{len(ids)} tokens",
+            expected=f"at most {context_length - 1}",
+            remedy="shorten or remove it",
+        )
+
+
+Record = tuple[int, Any, str | None]
+"""Index in the source, what the field holds, reference answer."""
+
+
+def _records(config: PromptsConfig) -> Iterator[Record]:
+    if config.source == BUILTIN:
+        return _builtin_records(config)
+    if config.source.startswith("builtin:"):
+        raise DataError("Unknown builtin source", seen=config.source, expected=BUILTIN)
+    if config.source.endswith((".jsonl", ".json")) or Path(config.source).is_file():
+        return _jsonl_records(config)
+    return _hub_records(config)
+
+
+def _builtin_records(config: PromptsConfig) -> Iterator[Record]:
+    if config.limit is None:
+        raise DataError(f"'{BUILTIN}' never ends", seen="limit: null", remedy="set limit to the number of prompts")
+    if config.split not in _BUILTIN_SPLITS:
+        raise DataError(f"'{BUILTIN}' has no such split", seen=config.split, expected=" or ".join(_BUILTIN_SPLITS))
+    if config.subset not in (None, *_BUILTIN_LEVELS):
+        raise DataError(f"'{BUILTIN}' has no such subset", seen=config.subset, expected=" or ".join(_BUILTIN_LEVELS))
+    split: Any = config.split
+    level: Any = config.subset or _BUILTIN_LEVELS[0]
+    for index, problem in enumerate(problems(split, config.seed, config.offset + config.limit, level=level)):
+        yield index, problem.prompt, str(problem.result)
+
+
+def _jsonl_records(config: PromptsConfig) -> Iterator[Record]:
+    path, index = config.source, 0
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise DataError(f"'{path}' line {number} is not valid JSON", seen=str(error)) from error
+                yield (index, *_fields(record, config, f"'{path}' line {number}"))
+                index += 1
+    except OSError as error:
+        raise DataError(f"Cannot read '{path}'", seen=error.strerror, remedy="check the path") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"'{path}' is not UTF-8 text", seen=str(error)) from error
+    if index == 0:
+        raise DataError(f"'{path}' is empty", expected="one JSON object a line")
+
+
+def _hub_records(config: PromptsConfig) -> Iterator[Record]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtraError("datasets", "train") from error
+    try:
+        rows = datasets.load_dataset(config.source, config.subset, split=config.split)
+    except Exception as error:  # the library raises dozens of kinds: no such set, split or subset, no network
+        raise DataError(
+            f"Cannot load the data set '{config.source}'",
+            seen=" ".join(str(error).split())[:300],
+            expected=f"a path that ends in .jsonl, a hub data set with split '{config.split}', or {BUILTIN}",
+        ) from error
+    for index, record in enumerate(rows):
+        yield (index, *_fields(record, config, f"'{config.source}' row {index}"))
+
+
+def _fields(record: Any, config: PromptsConfig, where: str) -> tuple[Any, str | None]:
+    """(prompt, answer) of one record."""
+    if not isinstance(record, Mapping):
+        raise DataError(f"{where} is not an object", seen=type(record).__name__, expected='{"key": value, ...}')
+    for name, setting in ((config.field, "field"), (config.answer_field, "answer_field")):
+        if name is not None and name not in record:
+            known = ", ".join(map(str, record)) or "none"
+            raise DataError(
+                f"{where} lacks '{name}'", expected=f"one of: {known}", remedy=f"set {setting} to one of them"
+            )
+    answer = None if config.answer_field is None else str(record[config.answer_field])
+    return record[config.field], answer

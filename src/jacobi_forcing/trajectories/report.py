@@ -1,0 +1,52 @@
+"""What a collection did."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+
+@dataclasses.dataclass
+class CollectReport:
+    """What one call of `collect` did.
+
+    Attributes:
+        resumed: Samples that an earlier run had done already; the other figures leave them out.
+        responses: Trajectories written.
+        tokens: Response tokens in them.
+        unfinished: Responses that met the token limit before an end token.
+        blocks: Blocks in them.
+        sweeps: Sweeps of single blocks; sweeps / blocks is the mean length of a trajectory.
+        forwards: Forward passes that carried those sweeps.
+        near_ties: Blocks in which a sweep and the generation rounded a near tie differently (see `collect`).
+        dropped: Samples that gave no trajectory because sweep and generation disagree.
+        fixed_point_seconds: Wall time of the greedy responses.
+        trajectory_seconds: Wall time of the sweeps.
+        write_seconds: Wall time of writing shards.
+    """
+
+    resumed: int = 0
+    responses: int = 0
+    tokens: int = 0
+    unfinished: int = 0
+    blocks: int = 0
+    sweeps: int = 0
+    forwards: int = 0
+    near_ties: int = 0
+    dropped: int = 0
+    fixed_point_seconds: float = 0.0
+    trajectory_seconds: float = 0.0
+    write_seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, int | float]:
+        """A plain dict for JSON."""
+        return dataclasses.asdict(self)
+
+    @contextlib.contextmanager
+    def timed(self, field: str) -> Iterator[None]:
+        """Add the wall time of a `with` block to one of the figures in seconds."""
+        started = time.perf_counter()
+        yield
+        setattr(self, field, getattr(self, field) + time.perf_counter() - started)

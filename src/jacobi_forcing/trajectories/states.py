@@ -1,0 +1,163 @@
+"""Every block of every response swept side by side to its fixed point.
+
+A block of n tokens needs up to n - 1 sweeps, one after the other. But blocks wait for nobody: each stands on the
+response before it, which is known already. So one forward pass sweeps them all, each as a line on its own prefix::
+
+    prompt and response, committed once     P0 .. P9 r0 r1 r2 r3 r4 r5 r6 r7
+    line of block 0, state r0 x x x         sees P0 .. P9
+    line of block 1, state r4 r5 x x        sees P0 .. P9 r0 .. r4    (its first wrong slot is 2, so it starts at 1)
+
+A line starts at the last right slot of its state: what stands before it equals the response, whose KV is committed.
+It ends one slot early, because the prediction at the last slot belongs to the next block. See "The Jacobi trajectory"
+in section 3 of the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from jacobi_forcing.backbone import Backbone
+from jacobi_forcing.blocks import common_prefix
+from jacobi_forcing.cache import KVCache
+from jacobi_forcing.sweep import Line, Lines, sweep_logits
+
+LOGITS_PER_FORWARD = 2**28
+"""Bounds the memory of one sweep's logits (rows x slots x vocabulary): 1 GiB in fp32."""
+KEEP_ROWS = 0.75
+"""Rows whose blocks have all converged leave once no more than this share of the rows is still at work."""
+
+
+@dataclasses.dataclass
+class Block:
+    """One block on its way to the fixed point.
+
+    Attributes:
+        start: Position of slot 0 in prompt + response, tokens.
+        fixed_point: The block of the response.
+        states: y(0) and what followed.
+        gap: How far the response's token lay below the predicted one where they differed, in logits; 0 if never.
+    """
+
+    start: int
+    fixed_point: list[int]
+    states: list[list[int]]
+    gap: float = 0.0
+
+    @property
+    def right(self) -> int:
+        """Leading slots of the newest state that equal the fixed point, at least 1."""
+        return common_prefix(self.states[-1], self.fixed_point)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the newest state is the fixed point."""
+        return self.states[-1] == self.fixed_point
+
+    @property
+    def width(self) -> int:
+        """Slots of the next line."""
+        return len(self.fixed_point) - self.right
+
+    def line(self) -> Line:
+        """What the next sweep must compute, see the top of this module."""
+        first = self.right - 1
+        return Line(self.states[-1][first:-1], self.start + first)
+
+    def advance(self, predictions: Sequence[int]) -> None:
+        """Append the state that follows from the predictions at the slots of `line`: slot i predicts slot i + 1.
+
+        The first prediction stands on right tokens alone, so it is the response's; with near ties it may not come
+        out so, and the response's is taken. Thus each sweep makes one more slot right, at least.
+        """
+        right = self.right
+        self.states.append([*self.fixed_point[: right + 1], *predictions[1:]])
+
+
+def draw_state(fixed_point: Sequence[int], pool: Sequence[int], *, seed: int, sample: int, block: int) -> list[int]:
+    """y(0) of a block: slot 0 is right, the others are drawn from `pool`.
+
+    The draw depends on (seed, sample, block) and the pool alone, never on batches or on a restart.
+    """
+    generator = random.Random(f"{seed}/{sample}/{block}")
+    return [fixed_point[0], *generator.choices(pool, k=len(fixed_point) - 1)]
+
+
+@torch.inference_mode()
+def sweep_blocks(
+    backbone: Backbone,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    rows: Sequence[list[Block]],
+) -> int:
+    """Sweep all blocks of some responses, side by side, until each is at its fixed point. Fills `states` in place.
+
+    Args:
+        backbone: The model, in eval mode.
+        prompts: Token ids of each row.
+        responses: The greedy response of each row.
+        rows: The blocks of each response, each with y(0) as its only state.
+
+    Returns:
+        Forward passes, that over prompts and responses included.
+    """
+    active = list(range(len(rows)))
+    cache = _commit_clean(
+        backbone, [[*prompt, *response[:-1]] for prompt, response in zip(prompts, responses, strict=True)]
+    )
+    forwards = 1
+    while True:
+        waiting = [[block for block in rows[row] if not block.converged] for row in active]
+        places = [place for place, blocks in enumerate(waiting) if blocks]
+        if not places:
+            return forwards
+        if len(places) <= KEEP_ROWS * len(active):
+            cache.select_rows(places)
+            active, waiting = [active[place] for place in places], [waiting[place] for place in places]
+        for page in _pages(waiting, LOGITS_PER_FORWARD // (backbone.vocab_size * len(active))):
+            _sweep_page(backbone, cache, page)
+            forwards += 1
+
+
+def _commit_clean(backbone: Backbone, rows: Sequence[list[int]]) -> KVCache:
+    """The KV of prompts and responses, committed."""
+    cache = backbone.new_cache(len(rows))
+    lines = Lines.pack([[Line(ids, 0)] for ids in rows], backbone.device)
+    sweep_logits(backbone, cache, lines, keep=torch.tensor([0], device=backbone.device))
+    cache.commit([range(len(ids)) for ids in rows])
+    return cache
+
+
+def _pages(rows: Sequence[list[Block]], slots: int) -> Iterator[list[list[Block]]]:
+    """Share the blocks out over forward passes of at most `slots` slots per row, or of one block if that is wider."""
+    queues = [list(blocks) for blocks in rows]
+    while any(queues):
+        page: list[list[Block]] = []
+        for queue in queues:
+            taken, used = 0, 0
+            while taken < len(queue) and (taken == 0 or used + queue[taken].width <= slots):
+                used += queue[taken].width
+                taken += 1
+            page.append(queue[:taken])
+            del queue[:taken]
+        yield page
+
+
+def _sweep_page(backbone: Backbone, cache: KVCache, page: Sequence[Sequence[Block]]) -> None:
+    """One sweep of some blocks of each row; their states grow by one."""
+    lines = Lines.pack([[block.line() for block in blocks] for blocks in page], backbone.device)
+    logits = sweep_logits(backbone, cache, lines)
+    cache.forget()
+    for row, predictions in enumerate(logits.argmax(dim=-1).tolist()):
+        start = 0
+        for block in page[row]:
+            end = start + block.width
+            predicted, expected = predictions[start], block.fixed_point[block.right]
+            if predicted != expected:
+                gap = logits[row, start, predicted] - logits[row, start, expected]
+                block.gap = max(block.gap, float(gap))
+            block.advance(predictions[start:end])
+            start = end
