@@ -1,0 +1,160 @@
+"""`jforce generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import PreTrainedTokenizerBase
+
+from jacobi_forcing.backbone import Backbone
+from jacobi_forcing.cli import options
+from jacobi_forcing.cli.console import note, print_json, print_text
+from jacobi_forcing.cli.sweeps import SweepView
+from jacobi_forcing.config import DecodeConfig, ModelConfig, PromptsConfig
+from jacobi_forcing.decode.generate import GenerateOutput
+from jacobi_forcing.decode.generate import generate as decode_ids
+from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.errors import ConfigError, DataError
+from jacobi_forcing.evaluate.quality import budget, loops
+from jacobi_forcing.loading import GREEDY, Loaded, load
+from jacobi_forcing.trajectories.prompts import load_prompts
+
+DEFAULT_BUDGET = 256
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
+    model: options.Model = BUILTIN,
+    template: options.Template = "auto",
+    decoder: options.Decoder = DecodeConfig.decoder,
+    block_size: options.BlockSize = DecodeConfig.block_size,
+    draft_init: options.DraftInit = DecodeConfig.draft_init,
+    draft_seed: options.DraftSeed = DecodeConfig.draft_seed,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest answer, tokens.", show_default=f"{DEFAULT_BUDGET}, or what the model's context leaves"
+        ),
+    ] = None,
+    dtype: options.DType = ModelConfig.dtype,
+    device: options.Device = ModelConfig.device,
+    trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
+    show_sweeps: Annotated[
+        bool, typer.Option("--show-sweeps", help="Show every sweep: accepted text solid, guesses dim.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Answer one prompt greedily, several tokens a forward pass, with exactly the text of greedy decoding."""
+    given = dict(locals())
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise ConfigError("'max_new_tokens' is too small", seen=max_new_tokens, expected="at least 1")
+    decode = options.settings(DecodeConfig, given)
+    settings = options.settings(ModelConfig, given, name=model)
+    options.settings(PromptsConfig, given, source="prompt")  # checks the template before anything is loaded
+    text = read_prompt(prompt, prompt_file)
+    loaded = load(settings)
+    ids = encode(text, loaded.tokenizer, template)
+    result = answer(loaded, ids, decode, max_new_tokens, show_sweeps=show_sweeps)
+    if json:
+        print_json(result)
+        return
+    print_text(result["text"])
+    note(describe(result))
+
+
+def read_prompt(argument: str | None, file: Path | None) -> str:
+    """The prompt from the argument, a file or standard input.
+
+    Raises:
+        ConfigError: Two sources are named.
+        DataError: There is nothing in it, or it cannot be read.
+    """
+    if argument is not None and file is not None:
+        raise ConfigError("A prompt and --prompt-file are both given", remedy="leave one of them out")
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"Cannot read '{file}'", seen=str(error), remedy="check the path") from error
+    elif argument is None or argument == "-":
+        if argument is None and sys.stdin.isatty():
+            raise DataError("There is no prompt", expected="an argument, --prompt-file, or text on standard input")
+        text = sys.stdin.read()
+    else:
+        return _not_empty(argument)
+    # Files and pipes end with a newline that nobody means.
+    return _not_empty(text.removesuffix("\n"))
+
+
+def encode(text: str, tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
+    """The ids of one prompt, made exactly as those that are collected from: through a file of one line."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompt.jsonl"
+        file.write_text(dumps({"prompt": text}), encoding="utf-8")
+        config = PromptsConfig.from_dict({"source": str(file), "template": template})
+        return load_prompts(config, tokenizer)[0].ids
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise DataError("The prompt is empty", expected="at least one character")
+    return text
+
+
+def answer(
+    loaded: Loaded, ids: list[int], decode: DecodeConfig, max_new_tokens: int | None, *, show_sweeps: bool
+) -> dict[str, Any]:
+    """Decode one prompt and say what it took; two tokens are decoded and thrown away first, as warm-up."""
+    backbone = Backbone(loaded.model)
+    limit = budget(backbone, len(ids), DEFAULT_BUDGET) if max_new_tokens is None else max_new_tokens
+    prompt = torch.tensor([ids], device=backbone.device)
+    settings: dict[str, Any] = {
+        **GREEDY,
+        "attention_mask": torch.ones_like(prompt),
+        "decode": decode,
+        "tokenizer": loaded.tokenizer,
+        "return_dict_in_generate": True,
+    }
+    decode_ids(loaded.model, prompt, max_new_tokens=min(2, limit), **settings)
+    if show_sweeps:
+        with SweepView(loaded.tokenizer) as view:
+            started = time.perf_counter()
+            out = decode_ids(loaded.model, prompt, max_new_tokens=limit, streamer=view, **settings)
+    else:
+        started = time.perf_counter()
+        out = decode_ids(loaded.model, prompt, max_new_tokens=limit, **settings)
+    assert isinstance(out, GenerateOutput) and out.sequences is not None and out.stats is not None
+    new = out.sequences[0, len(ids) :].tolist()  # waits for the device
+    seconds = time.perf_counter() - started
+    return {
+        "text": loaded.tokenizer.decode(new, skip_special_tokens=True),
+        "tokens": len(new),
+        "forwards": out.stats.forwards,
+        "tokens_per_forward": round(out.stats.tokens_per_forward, 4),
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(len(new) / seconds, 2),
+        "decoder": decode.decoder,
+        "block_size": decode.block_size,
+        "model": loaded.config.name,
+        "prompt_tokens": len(ids),
+        "finished": new[-1] in backbone.eos_ids,
+        "repeats": loops(new, backbone.eos_ids),
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    """One line about an answer: speed never without what it is worth."""
+    how = result["decoder"] + ("" if result["decoder"] == "ar" else f", n={result['block_size']}")
+    state = "ends in a loop" if result["repeats"] else "finished" if result["finished"] else "met the token limit"
+    return (
+        f"{result['tokens']} tokens in {result['forwards']} forwards: {result['tokens_per_forward']:.2f} tokens "
+        f"a forward, {result['seconds']:.2f} s, {result['tokens_per_second']:.0f} tokens/s ({how}; {state})"
+    )

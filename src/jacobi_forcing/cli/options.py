@@ -1,0 +1,89 @@
+"""Options that several verbs share. Help texts are those of the settings, so that they cannot drift apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from jacobi_forcing.config import (
+    CollectConfig,
+    Config,
+    DecodeConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PromptsConfig,
+    RoundConfig,
+    dataclasses_help,
+)
+
+
+def option(config: type[Config], field: str, *names: str, **details: Any) -> Any:
+    """A typer option for one field of a settings class, with its help text."""
+    text = dataclasses_help(config, field)
+    kind = typing.get_type_hints(config)[field]
+    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    if not all(choice in text for choice in choices):
+        text += f" ({', '.join(choices)})"
+    if not text.split()[0].endswith(":"):  # the name of a choice stays as it is typed
+        text = text[0].upper() + text[1:]
+    return typer.Option(*(names or (f"--{field.replace('_', '-')}",)), help=text + ".", **details)
+
+
+_Kind = TypeVar("_Kind", bound=Config)
+
+
+def settings(kind: type[_Kind], arguments: Mapping[str, Any], **others: Any) -> _Kind:
+    """Build settings from a verb's arguments of the same names; `others` are those that are called differently there.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    values = {field.name: arguments[field.name] for field in dataclasses.fields(kind) if field.name in arguments}
+    return kind.from_dict({**values, **others})
+
+
+Model = Annotated[str, option(ModelConfig, "name", "--model", "-m")]
+DType = Annotated[str, option(ModelConfig, "dtype")]
+Device = Annotated[str, option(ModelConfig, "device")]
+TrustRemoteCode = Annotated[bool, option(ModelConfig, "trust_remote_code")]
+
+Source = Annotated[str, option(PromptsConfig, "source", "--prompts", "-p")]
+Subset = Annotated[str | None, option(PromptsConfig, "subset")]
+Split = Annotated[str, option(PromptsConfig, "split")]
+PromptField = Annotated[str, option(PromptsConfig, "field")]
+AnswerField = Annotated[str | None, option(PromptsConfig, "answer_field")]
+Template = Annotated[str, option(PromptsConfig, "template")]
+Offset = Annotated[int, option(PromptsConfig, "offset")]
+Limit = Annotated[int | None, option(PromptsConfig, "limit", show_default="all")]
+PromptSeed = Annotated[int, option(PromptsConfig, "seed", "--prompts-seed")]
+
+Decoder = Annotated[str, option(DecodeConfig, "decoder", "--decoder", "-d")]
+BlockSize = Annotated[int, option(DecodeConfig, "block_size", "--block-size", "-n")]
+DraftInit = Annotated[str, option(DecodeConfig, "draft_init")]
+DraftSeed = Annotated[int, option(DecodeConfig, "draft_seed")]
+
+MaxNewTokens = Annotated[int, option(CollectConfig, "max_new_tokens")]
+CollectBatch = Annotated[int, option(CollectConfig, "batch_size")]
+ShardSize = Annotated[int, option(CollectConfig, "shard_size")]
+FirstState = Annotated[str, option(CollectConfig, "draft_init")]
+CollectSeed = Annotated[int, option(CollectConfig, "seed")]
+
+Decoders = Annotated[
+    list[str] | None,
+    option(DecodeConfig, "decoder", "--decoder", "-d", show_default="window; ar is always measured"),
+]
+BlockSizes = Annotated[list[int] | None, option(DecodeConfig, "block_size", "--block-size", "-n", show_default="16")]
+SplitOrTest = Annotated[
+    str | None, option(PromptsConfig, "split", show_default="heldout of the builtin source, test else")
+]
+TaskName = Annotated[
+    str | None, option(EvaluationConfig, "task", show_default="word_problems for the builtin source, none else")
+]
+
+RoundBlockSize = Annotated[int, option(RoundConfig, "block_size", "--block-size", "-n")]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]

@@ -1,0 +1,61 @@
+"""`jforce train`: one training run on collected trajectories."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jacobi_forcing.cli import options
+from jacobi_forcing.cli.console import Bars, print_json, print_text
+from jacobi_forcing.config import ModelConfig, RoundConfig
+from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.recipe.run import trainer
+from jacobi_forcing.recipe.stages import Stage, model_inputs, perform, refuse_other_settings, train_inputs
+from jacobi_forcing.trajectories.store import TrajectoryReader
+
+
+def train(
+    trajectories: Annotated[Path, typer.Option("--trajectories", "-t", help="Folder that jforce collect filled.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model, checkpoints and log.")],
+    steps: Annotated[int, options.option(RoundConfig, "steps")],
+    model: options.Model = BUILTIN,
+    window_size: Annotated[int, options.option(RoundConfig, "window_size", "--window-size", "-w")] = 16,
+    learning_rate: Annotated[float, options.option(RoundConfig, "learning_rate", "--learning-rate", "--lr")] = 1e-6,
+    batch_size: Annotated[int, options.option(RoundConfig, "batch_size")] = RoundConfig.batch_size,
+    gradient_accumulation_steps: Annotated[int, options.option(RoundConfig, "gradient_accumulation_steps")] = 1,
+    max_length: Annotated[int, options.option(RoundConfig, "max_length")] = RoundConfig.max_length,
+    ar_weight: Annotated[float, options.option(RoundConfig, "ar_weight")] = RoundConfig.ar_weight,
+    schedule: Annotated[str, options.option(RoundConfig, "schedule")] = RoundConfig.schedule,
+    schedule_phase: Annotated[str, options.option(RoundConfig, "schedule_phase")] = RoundConfig.schedule_phase,
+    mask: Annotated[str, options.option(RoundConfig, "mask")] = RoundConfig.mask,
+    optimizer: Annotated[str, options.option(RoundConfig, "optimizer")] = RoundConfig.optimizer,
+    lr_scheduler: Annotated[str, options.option(RoundConfig, "lr_scheduler")] = RoundConfig.lr_scheduler,
+    warmup_ratio: Annotated[float, options.option(RoundConfig, "warmup_ratio")] = RoundConfig.warmup_ratio,
+    misfits: Annotated[str, options.option(RoundConfig, "misfits")] = RoundConfig.misfits,
+    gradient_checkpointing: Annotated[bool, options.option(RoundConfig, "gradient_checkpointing")] = False,
+    save_steps: Annotated[int, options.option(RoundConfig, "save_steps")] = RoundConfig.save_steps,
+    seed: Annotated[int, typer.Option(help="Seed of the order of rows.")] = 0,
+    dtype: options.DType = ModelConfig.dtype,
+    device: options.Device = ModelConfig.device,
+    trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
+    json: options.Json = False,
+) -> None:
+    """Train on trajectories. Goes on at the last checkpoint, and then ends as an undisturbed run would."""
+    given = dict(locals())
+    reader = TrajectoryReader(trajectories)
+    settings = options.settings(RoundConfig, given, block_size=reader.block_size)
+    loading = options.settings(ModelConfig, given, name=model)
+    shards = [entry["sha256"] for entry in reader.manifest["shards"]]
+    inputs = {"model": model_inputs(loading), "trajectories": shards, **train_inputs(settings, seed, dtype)}
+    stage = Stage("train", "train", 1, inputs)
+    refuse_other_settings(output, [stage])
+    with Bars() as bars:
+        work = functools.partial(trainer(), loading, trajectories, settings, output, seed=seed, reporter=bars)
+        result = perform(output, stage, work, bars, seed=seed)
+    if json:
+        print_json({**result, "model": str(output / "model"), "block_size": reader.block_size})
+    else:
+        print_text(str(output / "model"))

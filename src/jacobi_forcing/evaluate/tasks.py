@@ -1,0 +1,69 @@
+"""Graders: whether a text answers its prompt, given the reference."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from jacobi_forcing.config import Task
+from jacobi_forcing.embedded.problems import extract_result, is_solved
+from jacobi_forcing.errors import DataError
+
+_NUMBER = re.compile(r"(?<![\w.])([-−]?)[$€£]?([-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-−]?\.\d+)")
+"""A number as people write it: an optional sign and currency, thousands with commas or not, an optional fraction."""
+_MARKED = re.compile(r"####|\\boxed\s*\{|\banswer\b\s*(?:is|:|=|would be)", re.IGNORECASE)
+"""What announces a final answer."""
+_SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
+
+
+def grade(task: Task, text: str, reference: str) -> bool:
+    """Whether an answer is right.
+
+    Args:
+        task: `word_problems`: the number that the answer states last with "The answer is". `gsm8k`: see `final_number`.
+        text: What the model wrote, without the prompt.
+        reference: The reference answer: a number, or a worked answer that ends with one.
+
+    Raises:
+        DataError: The reference holds no number.
+    """
+    if task == "none":
+        raise DataError("Nothing can be graded", seen="task: none", expected="word_problems or gsm8k")
+    if task == "word_problems":
+        stated = extract_result(reference)
+        return is_solved(text, int(_reference(reference)) if stated is None else stated)
+    return final_number(text) == _reference(reference)
+
+
+def final_number(text: str) -> Decimal | None:
+    r"""The number that an answer ends with.
+
+    It is the first number behind the last `####`, `\boxed{` or "answer is" (behind the last equals sign of that
+    sentence, where it holds a calculation); where none of these is followed by a number, it is the last one of the
+    text. Currency signs, commas between thousands, units, full stops and bold marks around it do not matter, and 18,
+    18.0 and 18.00 are one number.
+    """
+    text = text.replace("**", "").replace("\\$", "$").replace("\\!", "")
+    for mark in reversed(list(_MARKED.finditer(text))):
+        end = _SENTENCE_END.search(text, mark.end())
+        equals = text.rfind("=", mark.end(), end.start() if end else len(text))
+        found = _NUMBER.search(text, max(mark.end(), equals + 1))
+        if found is not None:
+            return _value(found)
+    numbers = list(_NUMBER.finditer(text))
+    return _value(numbers[-1]) if numbers else None
+
+
+def _reference(reference: str) -> Decimal:
+    number = final_number(reference)
+    if number is None:
+        raise DataError("A reference answer holds no number", seen=repr(reference[:80]), remedy="check answer_field")
+    return number
+
+
+def _value(match: re.Match[str]) -> Decimal | None:
+    digits = (match[1] + match[2]).replace("−", "-").replace("--", "-").replace(",", "")
+    try:
+        return Decimal(digits)
+    except InvalidOperation:
+        return None

@@ -1,0 +1,92 @@
+"""Probes: tokens per forward and quality of the half-trained model every so many steps, for the trade-off curve."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from jacobi_forcing.backbone import Backbone
+from jacobi_forcing.config import DecodeConfig, EvaluationConfig
+from jacobi_forcing.evaluate.quality import answers, quality_of
+from jacobi_forcing.files import write_text
+from jacobi_forcing.loading import Loaded
+from jacobi_forcing.recipe.reporter import Reporter
+from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
+
+
+class Probe(TrainerCallback):
+    """Decodes a few held-out prompts at step 0, every `probe_steps` steps and at the end, and appends a line a time.
+
+    It draws no random numbers that training uses and leaves the model in the mode it was in, so a run with probes has
+    the weights of one without. A resumed run drops the lines behind the step at which it goes on.
+
+    Args:
+        file: JSON lines: `step`, `tokens_per_forward`, the entries of `Quality.to_dict`, and the decoder.
+        settings: Prompts, task and probe settings.
+        reporter: Told each result.
+    """
+
+    def __init__(self, file: Path, settings: EvaluationConfig, loaded: Loaded, reporter: Reporter) -> None:
+        self.file, self.settings, self.reporter = file, settings, reporter
+        self.tokenizer, self.vocabulary = loaded.tokenizer, loaded.vocabulary
+        limit = settings.prompts.limit
+        count = settings.probe_prompts if limit is None else min(limit, settings.probe_prompts)
+        few = dataclasses.replace(settings.prompts, limit=count)
+        self.prompts: Sequence[Prompt] = load_prompts(
+            few, loaded.tokenizer, context_length=Backbone(loaded.model).context_length
+        )
+        parallel = [config for config in settings.decode if config.decoder != "ar"]
+        self.decode = parallel[0] if parallel else DecodeConfig()
+        self.lines: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Drop what a killed run measured behind its last checkpoint; measure the start."""
+        self.lines = [line for line in _read(self.file) if line["step"] <= state.global_step]
+        self._save()
+        if state.global_step == 0:
+            self._measure(kwargs["model"], 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure when it is time."""
+        if (
+            state.global_step % (self.settings.probe_steps or state.max_steps) == 0
+            or state.global_step == state.max_steps
+        ):
+            self._measure(kwargs["model"], state.global_step)
+
+    def _measure(self, model: Any, step: int) -> None:
+        if any(line["step"] == step for line in self.lines):
+            return
+        backbone = Backbone(model)
+        responses, stats = answers(
+            backbone,
+            self.prompts,
+            max_new_tokens=self.settings.max_new_tokens,
+            batch_size=self.settings.batch_size,
+            decode=self.decode,
+            vocabulary=self.vocabulary,
+        )
+        quality = quality_of(responses, self.prompts, self.tokenizer, backbone.eos_ids, self.settings.task)
+        line = {
+            "step": step,
+            "tokens_per_forward": round(stats.tokens_per_forward, 4),
+            **quality.to_dict(),
+            "decoder": self.decode.decoder,
+            "block_size": self.decode.block_size,
+        }
+        self.lines.append(line)
+        self._save()
+        solved = "" if quality.solved is None else f", {quality.solved.count} of {quality.solved.of} solved"
+        self.reporter.note(f"step {step}: {stats.tokens_per_forward:.2f} tokens a forward{solved}")
+
+    def _save(self) -> None:
+        write_text(self.file, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []

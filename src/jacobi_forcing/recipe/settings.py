@@ -1,0 +1,165 @@
+"""From a recipe file and overrides to checked settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jacobi_forcing.config import PromptsConfig, RecipeConfig
+from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# In a wheel the recipes lie in the package, in a checkout at its top.
+_SHIPPED = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
+
+
+def find_recipe(name: str | Path) -> Path:
+    """The file of a recipe: a path, or the name of one that ships with the package, with or without `.yaml`.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    file = path.name if path.suffix in (".yaml", ".yml") else path.name + ".yaml"
+    if path.parent in (Path(), Path("recipes")):
+        for folder in _SHIPPED:
+            if (folder / file).is_file():
+                return folder / file
+    shipped = sorted({found.stem for folder in _SHIPPED for found in folder.glob("*.yaml")})
+    raise ConfigError(f"There is no recipe '{name}'", expected="a path, or one of " + ", ".join(shipped))
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] = (), output: str | Path | None = None) -> RecipeConfig:
+    """Read a recipe, apply overrides, check it.
+
+    Args:
+        name: See `find_recipe`.
+        overrides: `key.path=value` each, the value in YAML: `rounds.0.steps=50`, `model.name=folder`.
+        output: Replaces the recipe's output folder.
+
+    Returns:
+        The settings. What `evaluation.prompts` leaves out is taken from `prompts`, `offset` and `limit` excepted.
+
+    Raises:
+        ConfigError: The file cannot be read, a key is unknown, or a value is wrong.
+    """
+    path = find_recipe(name)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read '{path}'", seen=str(error)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"'{path}' is not valid YAML", seen=" ".join(str(error).split())) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"'{path}' holds no recipe", seen=type(values).__name__, expected="key: value lines")
+    for override in overrides:
+        _override(values, override)
+    if output is not None:
+        values["output"] = str(output)
+    _inherit_prompts(values)
+    recipe = RecipeConfig.from_dict(values)
+    _check(recipe)
+    return recipe
+
+
+def round_prompts(recipe: RecipeConfig, index: int) -> PromptsConfig:
+    """The prompts of one round: a slice of the recipe's own slice.
+
+    Raises:
+        ConfigError: The slice is empty.
+    """
+    whole, settings = recipe.prompts, recipe.rounds[index]
+    left = None if whole.limit is None else whole.limit - settings.prompts_offset
+    if left is not None and left < 1:
+        raise ConfigError(
+            f"Round {index + 1} has no prompts: 'prompts_offset' passes 'prompts.limit'",
+            seen=settings.prompts_offset,
+            expected=f"below {whole.limit}",
+        )
+    limits = [limit for limit in (left, settings.prompts_limit) if limit is not None]
+    return dataclasses.replace(
+        whole, offset=whole.offset + settings.prompts_offset, limit=min(limits) if limits else None
+    )
+
+
+def _inherit_prompts(values: dict[str, Any]) -> None:
+    """`evaluation.prompts` takes from `prompts` what it does not say itself, but not the slice."""
+    own, evaluation = values.get("prompts"), values.get("evaluation")
+    if isinstance(own, dict) and isinstance(evaluation, dict) and isinstance(evaluation.get("prompts"), dict):
+        shared = {key: value for key, value in own.items() if key not in ("offset", "limit")}
+        evaluation["prompts"] = {**shared, **evaluation["prompts"]}
+
+
+def _warn_of_overlap(training: PromptsConfig, held_out: PromptsConfig) -> None:
+    """Measuring on what was trained on flatters; it may be wanted, so it is only said."""
+    if any(getattr(training, name) != getattr(held_out, name) for name in ("source", "subset", "split", "seed")):
+        return
+    ends = [math.inf if p.limit is None else p.offset + p.limit for p in (training, held_out)]
+    if training.offset < ends[1] and held_out.offset < ends[0]:
+        logger.warning("Some prompts of the evaluation are trained on too: what it says about quality is flattering")
+
+
+def _check(recipe: RecipeConfig) -> None:
+    """What no single setting can tell."""
+    if not recipe.rounds:
+        raise ConfigError("'rounds' is empty", expected="one or more rounds")
+    for index in range(len(recipe.rounds)):
+        round_prompts(recipe, index)
+        if recipe.rounds[index].warmup_ratio >= 1:
+            raise ConfigError(f"'rounds[{index}].warmup_ratio' is too large", expected="a share below 1")
+    evaluation = recipe.evaluation
+    if evaluation is None:
+        return
+    prompts = evaluation.prompts
+    _warn_of_overlap(recipe.prompts, prompts)
+    if evaluation.task != "none" and prompts.answer_field is None and prompts.source != BUILTIN:
+        raise ConfigError(
+            f"The task '{evaluation.task}' needs reference answers",
+            seen="evaluation.prompts.answer_field: null",
+            remedy="name the key that holds them, or set evaluation.task to none",
+        )
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Apply one `key.path=value` in place; whether the key exists is checked when the settings are built."""
+    path, equals, text = override.partition("=")
+    keys = [key for key in re.split(r"[.\[\]]+", path.strip()) if key]
+    if not equals or not keys:
+        raise ConfigError("An override cannot be read", seen=override, expected="key.path=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The value of '{path}' is not YAML", seen=text) from error
+    place: Any = values
+    for key in keys[:-1]:
+        if isinstance(place, dict):
+            if place.get(key) is None:
+                place[key] = {}
+            place = place[key]
+        else:
+            place = _item(place, key, path)
+    if isinstance(place, dict):
+        place[keys[-1]] = value
+    else:
+        _item(place, keys[-1], path)
+        place[int(keys[-1])] = value
+
+
+def _item(place: Any, key: str, path: str) -> Any:
+    if not isinstance(place, list):
+        raise ConfigError(f"'{path}' leads into a single value", seen=repr(place), expected="a mapping or a list")
+    if not key.isdecimal() or int(key) >= len(place):
+        raise ConfigError(f"'{path}' leads to no entry", seen=key, expected=f"a number from 0 to {len(place) - 1}")
+    return place[int(key)]

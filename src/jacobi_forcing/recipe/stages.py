@@ -1,0 +1,214 @@
+"""Stages of a run: what decides each one's result, and markers that say what was begun and what is done.
+
+A marker `stages/<name>.json` is written when a stage begins and again when it is done. It holds everything that decides
+the stage's result, and a hash of it; the hash of an earlier stage is part of the later ones'. So a restart knows what
+to keep, what to go on with, and what belongs to other settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jacobi_forcing import provenance
+from jacobi_forcing.config import ModelConfig, PromptsConfig, RecipeConfig, RoundConfig
+from jacobi_forcing.errors import ArtefactError
+from jacobi_forcing.files import read_json, write_json
+from jacobi_forcing.loading import locate
+from jacobi_forcing.recipe.reporter import Reporter
+from jacobi_forcing.recipe.settings import round_prompts
+
+Kind = Literal["collect", "train", "evaluate"]
+
+_TITLES: dict[str, str] = {"collect": "Collect trajectories", "train": "Train", "evaluate": "Measure"}
+# Settings that change how a stage is carried out and not what comes out.
+_INDIFFERENT = {"collect": {"batch_size"}, "round": {"save_steps", "prompts_offset", "prompts_limit"}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        name: Such as `collect-1`; unique in a run, names its marker.
+        kind: What is done.
+        round: Number of the round, from 1; 0 is the base model.
+        inputs: Everything that decides the result, JSON values.
+    """
+
+    name: str
+    kind: Kind
+    round: int
+    inputs: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the inputs."""
+        return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{_TITLES[self.kind]}, " + (f"round {self.round}" if self.round else "base model")
+
+
+def plan(recipe: RecipeConfig) -> list[Stage]:
+    """The stages of a recipe in order.
+
+    Raises:
+        ArtefactError, ModelError: A file or folder that the recipe names cannot be read.
+    """
+    base = {"model": model_inputs(recipe.model)}
+    stages = [_evaluate(recipe, 0, base)] if recipe.evaluation is not None else []
+    after: dict[str, Any] = base
+    for index, settings in enumerate(recipe.rounds):
+        number = index + 1
+        collect = Stage(f"collect-{number}", "collect", number, {**after, **collect_inputs(recipe, index)})
+        train = Stage(
+            f"train-{number}",
+            "train",
+            number,
+            {"after": collect.key, **train_inputs(settings, recipe.seed, recipe.model.dtype)},
+        )
+        stages += [collect, train]
+        after = {"after": train.key}
+        last = number == len(recipe.rounds)
+        if recipe.evaluation is not None and (last or recipe.evaluation.every_round):
+            stages.append(_evaluate(recipe, number, after))
+    return stages
+
+
+def model_inputs(model: ModelConfig) -> dict[str, Any]:
+    """What identifies a model: the content of its folder, or the hub name."""
+    inputs = model.to_dict()
+    folder = Path(locate(model.name))
+    if folder.is_dir():
+        # The record of how it was made tells times, not weights.
+        del inputs["name"]
+        inputs["content"] = provenance.folder_fingerprint(folder, ignore=("provenance.json",))
+    return inputs
+
+
+def prompts_inputs(prompts: PromptsConfig) -> dict[str, Any]:
+    """What identifies prompts: the content of the file, or the name of the source, and the slice."""
+    inputs = prompts.to_dict()
+    if Path(prompts.source).is_file():
+        with open(prompts.source, "rb") as file:
+            inputs["content"] = hashlib.file_digest(file, "sha256").hexdigest()
+        del inputs["source"]
+    return inputs
+
+
+def collect_inputs(recipe: RecipeConfig, index: int) -> dict[str, Any]:
+    """What decides the trajectories of a round, the model apart."""
+    return {
+        "prompts": prompts_inputs(round_prompts(recipe, index)),
+        "collect": _without(recipe.collect.to_dict(), _INDIFFERENT["collect"]),
+        "block_size": recipe.rounds[index].block_size,
+    }
+
+
+def train_inputs(settings: RoundConfig, seed: int, dtype: str) -> dict[str, Any]:
+    """What decides a training run, model and trajectories apart."""
+    return {"round": _without(settings.to_dict(), _INDIFFERENT["round"]), "seed": seed, "dtype": dtype}
+
+
+def _evaluate(recipe: RecipeConfig, number: int, after: Mapping[str, Any]) -> Stage:
+    assert recipe.evaluation is not None
+    settings = {
+        k: v for k, v in recipe.evaluation.to_dict().items() if not k.startswith("probe") and k != "every_round"
+    }
+    settings["prompts"] = prompts_inputs(recipe.evaluation.prompts)
+    name = f"evaluate-{number}" if number else "evaluate-base"
+    return Stage(name, "evaluate", number, {**after, "evaluation": settings})
+
+
+def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in names}
+
+
+def marker_path(folder: Path, stage: Stage) -> Path:
+    """Where the marker of a stage lies."""
+    return folder / "stages" / f"{stage.name}.json"
+
+
+def read_marker(folder: Path, stage: Stage) -> dict[str, Any] | None:
+    """The marker of a stage, or None where it was never begun."""
+    path = marker_path(folder, stage)
+    return read_json(path) if path.exists() else None
+
+
+def is_done(folder: Path, stage: Stage) -> bool:
+    """Whether the stage was finished with these very inputs."""
+    marker = read_marker(folder, stage)
+    return marker is not None and marker["state"] == "done" and marker["key"] == stage.key
+
+
+def refuse_other_settings(folder: Path, stages: list[Stage]) -> None:
+    """Refuse to touch work that was begun with other settings.
+
+    Measurements are left out: they are made anew where they no longer fit.
+
+    Raises:
+        ArtefactError: Names what differs in the first such stage, and what to do.
+    """
+    for stage in stages:
+        marker = None if stage.kind == "evaluate" else read_marker(folder, stage)
+        if marker is None or marker["key"] == stage.key:
+            continue
+        changes = dict(_differences(marker["inputs"], stage.inputs))
+        name = next(iter(changes), "after")
+        old, new = changes.get(name, ("another model or other trajectories", "these"))
+        raise ArtefactError(
+            f"'{folder}' holds the stage '{stage.name}' of other settings: " + (", ".join(changes) or name),
+            seen=f"{name}: {old}",
+            expected=f"{name}: {new}",
+            remedy=f"use another --output, or --redo {stage.name} to keep what comes before it, or --fresh",
+        )
+
+
+def _differences(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*new, *(key for key in old if key not in new)]:
+            yield from _differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+    elif old != new:
+        yield where, (old, new)
+
+
+def perform(
+    folder: Path, stage: Stage, work: Callable[[], dict[str, Any]], reporter: Reporter, *, seed: int | None = None
+) -> dict[str, Any]:
+    """Do a stage unless it is done; returns its result.
+
+    Args:
+        folder: Of the run.
+        stage: What is to be done.
+        work: Does it, going on where an earlier attempt stopped; what it returns is kept in the marker. Its entry
+            `summary` is told to the reporter.
+        reporter: Told about it.
+        seed: For the provenance.
+    """
+    if is_done(folder, stage):
+        marker = read_marker(folder, stage)
+        assert marker is not None
+        reporter.skip(stage.name, str(marker["result"].get("summary", "")))
+        return dict(marker["result"])
+    record = {
+        "stage": stage.name,
+        "state": "begun",
+        "key": stage.key,
+        "inputs": stage.inputs,
+        "provenance": provenance.collect(seed=seed, stage=stage.name),
+    }
+    write_json(marker_path(folder, stage), record)
+    reporter.begin(stage.name, stage.title)
+    started = time.perf_counter()
+    result = {**work(), "seconds": round(time.perf_counter() - started, 2)}
+    write_json(marker_path(folder, stage), {**record, "state": "done", "result": result})
+    reporter.end(stage.name, str(result.get("summary", "")))
+    return result

@@ -1,0 +1,156 @@
+"""The stage that trains: a model, a folder of trajectories, and a folder that loads with plain transformers.
+
+Needs the extra `train`: import it through `recipe.run.trainer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, TrainerCallback
+
+from jacobi_forcing import provenance
+from jacobi_forcing.config import EvaluationConfig, ModelConfig, RoundConfig
+from jacobi_forcing.files import new_folder, remove, write_json, write_text
+from jacobi_forcing.loading import Loaded, load, resolve_device
+from jacobi_forcing.recipe.probe import Probe
+from jacobi_forcing.recipe.reporter import Reporter
+from jacobi_forcing.training import JacobiForcingConfig, JacobiForcingTrainer, last_checkpoint
+from jacobi_forcing.trajectories.store import TrajectoryReader
+
+LOG_EVERY = 10
+"""Steps between log lines."""
+CHECKPOINTS = 2
+"""How many are kept while training: one may be half written when a run is killed."""
+
+
+def train_model(
+    model: ModelConfig,
+    trajectories: Path,
+    settings: RoundConfig,
+    folder: Path,
+    *,
+    seed: int,
+    reporter: Reporter,
+    evaluation: EvaluationConfig | None = None,
+) -> dict[str, Any]:
+    """Train and save into `folder`: `model/`, `log.jsonl`, `probe.jsonl`; while at work `checkpoints/` too.
+
+    Goes on at the last whole checkpoint and then ends with the weights of an undisturbed run. Weights are trained in
+    fp32, under autocast where `model.dtype` is shorter, and saved in `model.dtype`.
+
+    Args:
+        model: Where to start from.
+        trajectories: A folder of complete trajectories.
+        settings: The round.
+        folder: Where everything goes.
+        seed: Of the order of rows, and of whatever else is random.
+        reporter: Told every step.
+        evaluation: For probes, where it asks for them.
+
+    Returns:
+        Last logged losses, rows, steps, and a `summary`.
+
+    Raises:
+        JForceError: See `load` and `JacobiForcingTrainer`.
+    """
+    reader = TrajectoryReader(trajectories)
+    loaded = load(dataclasses.replace(model, dtype="float32"))
+    checkpoints = folder / "checkpoints"
+    log = _Log(folder / "log.jsonl", reporter)
+    callbacks: list[TrainerCallback] = [log]
+    if evaluation is not None and evaluation.probe_steps is not None:
+        callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
+    trainer = JacobiForcingTrainer(
+        loaded.model,
+        _arguments(model, settings, checkpoints, seed),
+        reader,
+        processing_class=loaded.tokenizer,
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints to standard output
+    last = last_checkpoint(checkpoints)
+    for path in checkpoints.glob("checkpoint-*"):
+        if path != last:
+            remove(path)
+    if last is not None:
+        reporter.note(f"goes on at step {last.name.removeprefix('checkpoint-')}")
+    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    _save(loaded, model, folder / "model", provenance.collect(seed=seed, model=model.name, round=settings.to_dict()))
+    remove(checkpoints)
+    return _result(log, settings)
+
+
+def _arguments(model: ModelConfig, settings: RoundConfig, checkpoints: Path, seed: int) -> JacobiForcingConfig:
+    """The trainer's settings: the round's, and what a quiet, resumable run on one device needs."""
+    device = resolve_device(model.device)
+    return JacobiForcingConfig.from_round(
+        settings,
+        str(checkpoints),
+        seed=seed,
+        misfits=settings.misfits,
+        activation_checkpointing=settings.gradient_checkpointing,
+        bf16=model.dtype == "bfloat16",
+        fp16=model.dtype == "float16",
+        use_cpu=device.type == "cpu",
+        dataloader_pin_memory=device.type == "cuda",
+        logging_steps=LOG_EVERY,
+        save_total_limit=CHECKPOINTS,
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def _save(loaded: Loaded, model: ModelConfig, folder: Path, record: dict[str, Any]) -> None:
+    loaded.model.to(getattr(torch, model.dtype)).eval()
+    with new_folder(folder) as temporary:
+        loaded.model.save_pretrained(temporary)
+        loaded.tokenizer.save_pretrained(temporary)
+        write_json(temporary / "provenance.json", record)
+
+
+def _result(log: _Log, settings: RoundConfig) -> dict[str, Any]:
+    losses = [entry for entry in log.entries if "loss" in entry]
+    last = losses[-1] if losses else {}
+    parts = ", ".join(
+        f"{name} {last[key]:.4g}"
+        for key, name in (("consistency_loss", "consistency"), ("ar_loss", "AR"))
+        if key in last
+    )
+    return {
+        "steps": settings.steps,
+        "last_log": last,
+        "summary": f"{settings.steps} steps" + (f", last losses: {parts}" if parts else ""),
+    }
+
+
+class _Log(TrainerCallback):
+    """Keeps the trainer's log as JSON lines, and tells every step."""
+
+    def __init__(self, file: Path, reporter: Reporter) -> None:
+        self.file, self.reporter = file, reporter
+        self.entries: list[dict[str, Any]] = []
+        self._detail = ""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start from what the checkpoint knows, so that a resumed run leaves no gap and no line twice."""
+        self.entries = [dict(entry) for entry in state.log_history]
+        self._save()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Keep one entry."""
+        self.entries.append({**logs, "step": state.global_step})
+        self._save()
+        if "loss" in logs:
+            self._detail = f"loss {logs['loss']:.4g}"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell."""
+        self.reporter.progress(state.global_step, state.max_steps, self._detail)
+
+    def _save(self) -> None:
+        write_text(self.file, "".join(json.dumps(entry) + "\n" for entry in self.entries))

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from jacobi_forcing import DecodeConfig, generate
+from jacobi_forcing.errors import ArtefactError, ConfigError
+from jacobi_forcing.recipe import Reporter, find_recipe, load_recipe, round_prompts, run_recipe
+from jacobi_forcing.trajectories.store import TrajectoryReader
+from tiny_folder import save_prompts, save_tiny
+
+SHIPPED = ("quickstart", "qwen2.5-coder-7b", "qwen2.5-math-7b", "smollm2-135m-gsm8k")
+RECIPE: dict[str, Any] = {
+    "model": {"name": "model", "device": "cpu"},
+    "prompts": {"source": "prompts.jsonl", "field": "question", "limit": 8},
+    "collect": {"max_new_tokens": 16, "batch_size": 2, "shard_size": 1},
+    "rounds": [
+        {"block_size": 4, "window_size": 2, "steps": 6, "learning_rate": 1e-3, "max_length": 96, "save_steps": 2},
+        {"block_size": 8, "window_size": 2, "steps": 2, "learning_rate": 1e-3, "max_length": 96, "prompts_offset": 5},
+    ],
+    "output": "run",
+}
+EVALUATION: dict[str, Any] = {
+    "prompts": {"answer_field": "answer", "offset": 8, "limit": 3},
+    "task": "gsm8k",
+    "max_new_tokens": 8,
+    "decode": [{"decoder": "window", "block_size": 4}],
+    "speed_prompts": 2,
+    "probe_steps": 4,
+    "probe_prompts": 2,
+}
+
+
+class Told(Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.skipped: list[str] = []
+        self.notes: list[str] = []
+
+    def end(self, stage: str, summary: str) -> None:
+        self.done.append(stage)
+
+    def skip(self, stage: str, summary: str) -> None:
+        self.skipped.append(stage)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working folder with a model, prompts and two recipes, one of them run to its end."""
+    folder = tmp_path_factory.mktemp("place")
+    save_tiny(folder / "model")
+    save_prompts(folder / "prompts.jsonl", 12)
+    write(folder / "recipe.yaml", RECIPE)
+    write(folder / "measured.yaml", {**RECIPE, "evaluation": EVALUATION, "output": "measured"})
+    before = Path.cwd()
+    os.chdir(folder)
+    run_recipe(load_recipe("measured.yaml"))
+    yield folder
+    os.chdir(before)
+
+
+def write(path: Path, values: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(copy.deepcopy(values)), encoding="utf-8")
+    return path
+
+
+def artefacts(output: Path) -> dict[str, bytes]:
+    """What must not depend on how often a run was killed."""
+    files = [output / "model" / "model.safetensors", *output.glob("round-*/model/model.safetensors")]
+    files += output.glob("round-*/trajectories/*.parquet")
+    return {path.relative_to(output).as_posix(): path.read_bytes() for path in sorted(files)}
+
+
+# A whole run ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_with_a_model_that_plain_transformers_loads_and_decodes_as_ar_does(place: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(place / "measured" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(place / "measured" / "model")
+    inputs = tokenizer("What is 3 + 1?", return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    for decoder in ("ar", "window"):
+        assert torch.equal(generate(model, **inputs, decode=DecodeConfig(decoder=decoder), max_new_tokens=12), expected)
+
+
+def test_training_changed_the_model_in_both_rounds(place: Path) -> None:
+    files = ["model/model.safetensors", *(f"measured/round-{r}/model/model.safetensors" for r in (1, 2))]
+    assert len({(place / file).read_bytes() for file in files}) == 3
+    final = place / "measured" / "model" / "model.safetensors"
+    assert final.read_bytes() == (place / files[2]).read_bytes()
+
+
+def test_each_round_collects_its_own_slice_with_its_own_block_size(place: Path) -> None:
+    first, second = (TrajectoryReader(place / "measured" / f"round-{r}" / "trajectories") for r in (1, 2))
+    assert (first.block_size, second.block_size) == (4, 8)
+    assert [trajectory.sample for trajectory in first] == list(range(8))
+    assert [trajectory.sample for trajectory in second] == [5, 6, 7]
+    assert first.manifest["settings"]["model_fingerprint"] != second.manifest["settings"]["model_fingerprint"]
+
+
+def test_the_report_sets_base_and_trained_side_by_side(place: Path) -> None:
+    report = json.loads((place / "measured" / "report.json").read_text())
+    assert report["version"] == 1
+    assert [entry["label"] for entry in report["models"]] == ["base", "round 2"]
+    for entry in report["models"]:
+        assert entry["quality"]["answers"] == 3
+        assert [(d["decoder"], d["exact"], d["of"]) for d in entry["decoders"]] == [
+            ("library", 2, 2),
+            ("ar", 2, 2),
+            ("window", 2, 2),
+        ]
+    assert report["provenance"]["seed"] == 0
+    table = (place / "measured" / "table.md").read_text()
+    assert table.count("| base |") == table.count("| round 2 |") == 2
+    assert str(place) not in json.dumps(report) + table
+
+
+def test_probes_are_kept_over_the_steps(place: Path) -> None:
+    lines = [json.loads(line) for line in (place / "measured" / "round-1" / "probe.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 4, 6]
+    for line in lines:
+        assert line["tokens_per_forward"] >= 1
+        assert line["answers"] == 2
+        assert line["solve_rate"] is not None
+
+
+def test_losses_are_logged_and_checkpoints_are_gone(place: Path) -> None:
+    first = place / "measured" / "round-1"
+    entries = [json.loads(line) for line in (first / "log.jsonl").read_text().splitlines()]
+    assert any("train_loss" in entry for entry in entries)
+    assert not (first / "checkpoints").exists()
+
+
+def test_every_model_says_what_made_it(place: Path) -> None:
+    record = json.loads((place / "measured" / "model" / "provenance.json").read_text())
+    assert record["round"]["block_size"] == 8
+    assert record["versions"]["torch"]
+
+
+# Going on, and refusing to ----------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(place: Path) -> None:
+    report = (place / "measured" / "report.json").read_bytes()
+    told = Told()
+    run_recipe(load_recipe("measured.yaml"), reporter=told)
+    assert told.done == []
+    assert told.skipped == ["evaluate-base", "collect-1", "train-1", "collect-2", "train-2", "evaluate-2"]
+    assert (place / "measured" / "report.json").read_bytes() == report
+
+
+@pytest.mark.parametrize(
+    ("override", "stage", "named"),
+    [
+        ("rounds.0.learning_rate=0.5", "train-1", "round.learning_rate"),
+        ("rounds.1.block_size=16", "collect-2", "block_size"),
+        ("prompts.limit=7", "collect-1", "prompts.limit"),
+        ("seed=3", "train-1", "seed"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused_by_name(
+    place: Path, override: str, stage: str, named: str
+) -> None:
+    before = artefacts(place / "measured")
+    with pytest.raises(ArtefactError, match=f"stage '{stage}' of other settings: {named}") as caught:
+        run_recipe(load_recipe("measured.yaml", [override]))
+    assert "--redo" in str(caught.value) and "--fresh" in str(caught.value)
+    assert artefacts(place / "measured") == before
+
+
+def test_settings_that_change_no_result_are_no_other_settings(place: Path) -> None:
+    told = Told()
+    run_recipe(load_recipe("measured.yaml", ["rounds.0.save_steps=5", "collect.batch_size=3"]), reporter=told)
+    assert told.done == []
+
+
+def test_a_changed_evaluation_is_measured_anew_and_nothing_else(place: Path) -> None:
+    told = Told()
+    run_recipe(load_recipe("measured.yaml", ["evaluation.speed_prompts=1"]), reporter=told)
+    assert told.done == ["evaluate-base", "evaluate-2"]
+
+
+def test_redo_keeps_what_comes_before(place: Path, tmp_path: Path) -> None:
+    settings = load_recipe("recipe.yaml", output=tmp_path / "run")
+    run_recipe(settings)
+    told, before = Told(), artefacts(tmp_path / "run")
+    changed = load_recipe("recipe.yaml", ["rounds.1.steps=1"], tmp_path / "run")
+    run_recipe(changed, redo="train-2", reporter=told)
+    assert told.done == ["train-2"]
+    after = artefacts(tmp_path / "run")
+    assert {name for name in before if before[name] != after[name]} == {
+        "model/model.safetensors",
+        "round-2/model/model.safetensors",
+    }
+    with pytest.raises(ConfigError, match=r"no stage 'train-9'.*train-2"):
+        run_recipe(changed, redo="train-9")
+
+
+def test_a_stage_whose_files_are_gone_is_done_again(place: Path, tmp_path: Path) -> None:
+    settings = load_recipe("recipe.yaml", output=tmp_path / "run")
+    run_recipe(settings)
+    before = artefacts(tmp_path / "run")
+    (tmp_path / "run" / "round-2" / "model" / "config.json").unlink()
+    told = Told()
+    run_recipe(settings, reporter=told)
+    assert told.done == ["train-2"]
+    assert artefacts(tmp_path / "run") == before
+
+
+def test_fresh_throws_away_the_run_and_nothing_else(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    first = load_recipe("recipe.yaml", ["rounds.0.steps=1", "rounds.1.steps=1"], tmp_path)
+    run_recipe(first)
+    told = Told()
+    run_recipe(
+        load_recipe("recipe.yaml", ["rounds.0.steps=2", "rounds.1.steps=1"], tmp_path), fresh=True, reporter=told
+    )
+    assert told.done == ["collect-1", "train-1", "collect-2", "train-2"]
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_a_folder_with_somebody_elses_model_is_refused(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ArtefactError, match="not of a run; seen: model"):
+        run_recipe(load_recipe("recipe.yaml", output=tmp_path))
+
+
+def test_two_runs_in_one_folder_are_refused(place: Path, tmp_path: Path) -> None:
+    class Second(Reporter):
+        def begin(self, stage: str, title: str) -> None:
+            run_recipe(load_recipe("recipe.yaml", output=tmp_path))
+
+    with pytest.raises(ArtefactError, match="Another run is at work"):
+        run_recipe(load_recipe("recipe.yaml", output=tmp_path), reporter=Second())
+
+
+# Killed -----------------------------------------------------------------------------------------------------------
+
+
+def killed_when(place: Path, output: Path, ready: Callable[[], bool]) -> None:
+    """Start the recipe in a process of its own and kill it, without mercy, as soon as `ready`."""
+    process = subprocess.Popen(command(output), cwd=place, env=environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    try:
+        while not ready():
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
+def command(output: Path) -> list[str]:
+    return [sys.executable, "-m", "jacobi_forcing", "run", "recipe.yaml", "--output", str(output)]
+
+
+def environment() -> dict[str, str]:
+    source = str(Path(__file__).resolve().parents[1] / "src")
+    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.timeout(600)  # four processes that each import torch, on a machine that may be busy
+def test_killed_in_collecting_and_in_training_it_ends_with_the_same_bytes(place: Path, tmp_path: Path) -> None:
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    run_recipe(load_recipe("recipe.yaml", output=undisturbed))
+    first = killed / "round-1"
+    killed_when(place, killed, lambda: any(first.glob("trajectories/shard-00001.parquet*")))
+    assert not (first / "model").exists()
+    # As early as the folder of the second checkpoint appears: it is half written then.
+    killed_when(place, killed, lambda: (first / "checkpoints" / "checkpoint-4").exists())
+    assert not (first / "model").exists()
+    done = subprocess.run(command(killed), cwd=place, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "goes on at step" in done.stderr
+    assert artefacts(killed) == artefacts(undisturbed)
+    steps = [json.loads(line).get("step") for line in (first / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_reach_mappings_lists_and_what_was_not_there(place: Path) -> None:
+    recipe = load_recipe(
+        "measured.yaml",
+        [
+            "rounds.1.learning_rate=1e-6",
+            "rounds[0].steps=9",
+            "model.dtype=bfloat16",
+            "evaluation.decode=[{block_size: 2}]",
+        ],
+        "elsewhere",
+    )
+    assert recipe.rounds[1].learning_rate == 1e-6
+    assert recipe.rounds[0].steps == 9
+    assert recipe.model.dtype == "bfloat16"
+    assert recipe.evaluation is not None and recipe.evaluation.decode == (DecodeConfig(block_size=2),)
+    assert recipe.output == "elsewhere"
+    assert load_recipe("measured.yaml", ["evaluation=null"]).evaluation is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rounds.0.learning_rte=1", r"Unknown key 'rounds\[0\].learning_rte'.*did you mean 'learning_rate'"),
+        ("rounds.5.steps=1", "leads to no entry.*from 0 to 1"),
+        ("rounds.x.steps=1", "leads to no entry"),
+        ("seed.deeper=1", "'seed' has a wrong value"),
+        ("steps", "cannot be read.*key.path=value"),
+        ("rounds.0.block_size=0", "too small"),
+        ("rounds=[]", "'rounds' is empty"),
+        ("rounds.0.warmup_ratio=1.5", "warmup_ratio"),
+        ("rounds.1.prompts_offset=8", "Round 2 has no prompts"),
+        ("evaluation.prompts.answer_field=null", "needs reference answers"),
+        ("model.name=[", "not YAML"),
+    ],
+)
+def test_wrong_overrides_are_refused_before_anything_runs(place: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe("measured.yaml", [override])
+
+
+def test_what_the_evaluation_does_not_say_about_prompts_comes_from_the_recipes_own(place: Path) -> None:
+    recipe = load_recipe("measured.yaml", ["prompts.source=other.jsonl"])
+    assert recipe.evaluation is not None
+    prompts = recipe.evaluation.prompts
+    assert (prompts.source, prompts.field, prompts.offset, prompts.limit) == ("other.jsonl", "question", 8, 3)
+
+
+def test_measuring_on_what_was_trained_on_is_said(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_recipe("measured.yaml")
+    assert not caplog.records
+    load_recipe("measured.yaml", ["evaluation.prompts.offset=7"])
+    assert "trained on too" in caplog.text
+
+
+def test_a_round_takes_a_slice_of_the_recipes_slice(place: Path) -> None:
+    recipe = load_recipe(
+        "recipe.yaml",
+        ["prompts.offset=100", "prompts.limit=50", "rounds.1.prompts_limit=20", "rounds.0.prompts_limit=60"],
+    )
+    first, second = (round_prompts(recipe, index) for index in (0, 1))
+    assert (first.offset, first.limit) == (100, 50)
+    assert (second.offset, second.limit) == (105, 20)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_recipes_are_found_from_anywhere_and_are_right(name: str, tmp_path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        assert load_recipe(name) == load_recipe(f"recipes/{name}.yaml") == load_recipe(find_recipe(name))
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-coder-7b", "qwen2.5-math-7b"])
+def test_the_papers_recipes_have_the_papers_figures(name: str) -> None:
+    # Section 4.1 and 3.1 of the paper.
+    rounds = load_recipe(name).rounds
+    assert [(r.block_size, r.window_size, r.steps) for r in rounds] == [(16, 16, 10_000), (32, 8, 10_000)]
+    for settings in rounds:
+        assert (settings.learning_rate, settings.batch_size, settings.max_length) == (1e-6, 4, 2048)
+
+
+def test_a_missing_recipe_names_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no recipe 'quikstart'.*quickstart"):
+        load_recipe("quikstart")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a: [", "not valid YAML"), ("- 1", "holds no recipe"), ("", "holds no recipe")]
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(tmp_path / "r.yaml")
