@@ -21,6 +21,7 @@ from jacobi_forcing.errors import CacheError, ModelError
 MaskLike = Tensor | dict[str, Tensor]
 _NEEDED = ("position_ids", "attention_mask", "cache", "use_cache")
 _MASKED_ATTENTION = ("sdpa", "eager")
+_MASKED_LAYERS = ("full_attention", "sliding_attention")
 
 
 class Backbone:
@@ -94,7 +95,28 @@ class Backbone:
             if window is not None:
                 seen = visible & (q_positions[:, :, None] - kv_positions[:, None, :] < window)
             masks[kind] = additive(seen, self.dtype)[:, None]
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        return _one_or_all(masks)
+
+    def causal_mask(self, queries: int, cache: KVCache) -> MaskLike | None:
+        """What `attention_mask` gives for lines of `queries` tokens right behind all that is committed.
+
+        The same values from two small operations: a sweep of a few tokens notices the difference.
+
+        Returns:
+            A mask [1, 1, queries, committed + queries], or one for each kind of layer where kinds are mixed. None where
+            the library needs none either, because nothing is committed or because the only query sees every key.
+        """
+        committed = cache.width
+        sees_all = queries == 1 and all(window is None or window > committed for window in self.windows.values())
+        if committed == 0 or sees_all:
+            return None
+        shape = (1, 1, queries, committed + queries)
+        masks: dict[str, Tensor] = {}
+        for kind, window in self.windows.items():
+            masks[kind] = cache.lowest(shape).triu_(committed + 1)
+            if window is not None:
+                masks[kind] += cache.lowest(shape).tril_(committed - window)
+        return _one_or_all(masks)
 
     def forward(
         self,
@@ -173,6 +195,11 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)
 
 
+def _one_or_all(masks: dict[str, Tensor]) -> MaskLike:
+    """A model whose layers are all alike takes a plain mask, one that mixes kinds takes them by name."""
+    return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
 def as_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
     """One id, several, or none, as a list."""
     if value is None:
@@ -183,7 +210,7 @@ def as_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
 
 
 def _refuse_unfit(model: PreTrainedModel) -> None:
-    name = type(model).__name__
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder", expected="a decoder-only causal LM")
     if model.get_output_embeddings() is None:
@@ -203,11 +230,13 @@ def _refuse_unfit(model: PreTrainedModel) -> None:
             expected=" or ".join(_MASKED_ATTENTION),
             remedy='load it with attn_implementation="sdpa"',
         )
-    unfit = {
-        type(layer).__name__
-        for layer in DynamicCache(config=model.config).layers
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
-    }
+    # The library keeps the KV of chunked layers like that of sliding ones, but another mask goes with it.
+    unfit = {kind for kind in getattr(config, "layer_types", None) or [] if kind not in _MASKED_LAYERS}
+    if getattr(config, "attention_chunk_size", None):
+        unfit.add("chunked_attention")
+    if not unfit:
+        layers = DynamicCache(config=model.config).layers
+        unfit = {type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
     if unfit:
         raise CacheError(
             f"{name} keeps a state that cannot be rolled back after a rejected draft",

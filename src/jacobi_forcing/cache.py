@@ -13,6 +13,7 @@ so that rolling back never needs a token that was already evicted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ class KVCache:
         """Keep only these rows, in this order; pending slots must have been committed or forgotten."""
         if self.pending:
             raise CacheError("Rows cannot leave while slots are pending", remedy="commit or forget first")
-        self.library.batch_select_indices(torch.tensor(list(rows), device=self._device()))
+        self.library.batch_select_indices(torch.tensor(list(rows), device=self._device))
         self.lengths = [self.lengths[row] for row in rows]
         self.width = max(self.lengths, default=0)
         self._crop(self.width)
@@ -87,10 +88,21 @@ class KVCache:
     def content(self, row: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Committed (keys, values) of one row for each layer, each [heads, length, head_dim]."""
         length = self.lengths[row]
-        return [(layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in self.library.layers]
+        return [(layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in self._layers]
 
+    def lowest(self, shape: Sequence[int]) -> Tensor:
+        """A tensor of the lowest value there is, in the dtype and on the device of the keys."""
+        keys = self._layers[0].keys
+        return keys.new_full(shape, torch.finfo(keys.dtype).min)
+
+    @property
+    def _layers(self) -> list[Any]:
+        # The library's annotations allow for layers without keys and values; none of ours is.
+        return self.library.layers
+
+    @property
     def _device(self) -> torch.device:
-        return self.library.layers[0].keys.device
+        return self._layers[0].keys.device
 
     def _crop(self, columns: int) -> None:
         surplus = int(self.library.get_seq_length()) - columns
@@ -103,8 +115,8 @@ class KVCache:
         for row, (slots, old) in enumerate(zip(kept, self.lengths, strict=True)):
             index[row, :old] = torch.arange(old)
             index[row, old : old + len(slots)] = self.width + torch.tensor(list(slots), dtype=torch.long)
-        index = index.to(self._device())[:, None, :, None]
-        for layer in self.library.layers:
+        index = index.to(self._device)[:, None, :, None]
+        for layer in self._layers:
             layer.keys = _take(layer.keys, index)
             layer.values = _take(layer.values, index)
 

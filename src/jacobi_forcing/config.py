@@ -199,7 +199,7 @@ class PromptsConfig(Config):
     """Where prompts come from and how they are put to the model."""
 
     source: str = _option(help="path of a .jsonl file, hub data set name, or builtin:word-problems")
-    subset: str | None = _option(None, help="configuration of a hub data set")
+    subset: str | None = _option(None, help="configuration of a hub data set, or mixed/regular of the builtin one")
     split: str = _option("train", help="split of a hub data set, or train/heldout of the builtin one")
     field: str = _option("prompt", help="key that holds the prompt")
     answer_field: str | None = _option(None, help="key that holds the reference answer, for evaluation only")

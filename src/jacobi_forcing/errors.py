@@ -56,5 +56,6 @@ class MissingExtraError(JForceError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"The package '{package}' is not installed", remedy=f"install it with: pip install 'jacobi-forcing[{extra}]'"
+            f"The package '{package}' is not installed",
+            remedy=f"install it with: pip install 'jacobi-forcing[{extra}]'",
         )

@@ -39,12 +39,15 @@ class Lines:
         positions: [R, Q].
         line: [R, Q], index of the line within its row, PADDING in unused slots.
         prefix: [R, Q], committed tokens of the row that the slot sees: those at positions below it.
+        start: First position where each row has one line and all lines have the same positions, as in every batch of
+            one; None otherwise.
     """
 
     ids: Tensor
     positions: Tensor
     line: Tensor
     prefix: Tensor
+    start: int | None = None
 
     @classmethod
     def pack(cls, rows: Sequence[Sequence[Line]], device: torch.device | str = "cpu") -> Lines:
@@ -58,7 +61,11 @@ class Lines:
             positions.append([p for line in row for p in range(line.start, line.start + len(line.ids))] + [0] * unused)
             index.append([i for i, line in enumerate(row) for _ in line.ids] + [PADDING] * unused)
             prefix.append([line.start for line in row for _ in line.ids] + [0] * unused)
-        return cls(*torch.tensor([ids, positions, index, prefix], device=device).unbind(0))
+        abreast = not any(map(any, index)) and all(row == positions[0] for row in positions)
+        start = positions[0][0] if abreast else None
+        # One tensor, so that there is one copy to the device.
+        table = torch.tensor([ids, positions, index, prefix], device=device).unbind(0)
+        return cls(table[0], table[1], table[2], table[3], start)
 
     def visible(self, committed: int) -> Tensor:
         """What each slot may see: bool [R, Q, committed + Q], committed slots first."""
@@ -86,8 +93,12 @@ def sweep_logits(backbone: Backbone, cache: KVCache, lines: Lines, keep: Tensor 
     Returns:
         Logits [R, Q or k, V].
     """
-    visible = lines.visible(cache.width)
-    mask = backbone.attention_mask(visible, lines.positions, lines.kv_positions(cache.width))
+    if lines.start == cache.width:
+        # One line per row, right behind everything that is committed: plain causal attention.
+        mask = backbone.causal_mask(lines.ids.shape[1], cache)
+    else:
+        visible = lines.visible(cache.width)
+        mask = backbone.attention_mask(visible, lines.positions, lines.kv_positions(cache.width))
     return backbone.forward(lines.ids, lines.positions, mask, cache, keep)
 
 

@@ -35,7 +35,7 @@ class DraftFill:
             if vocabulary is None:
                 raise ConfigError(
                     'draft_init="vocabulary" needs to know which ids the tokenizer has',
-                    remedy="pass tokenizer=… to generate, or use draft_init='prompt'",
+                    remedy="pass vocabulary=[ids] to generate, or use draft_init='prompt'",
                 )
             self._source: Sequence[int] = vocabulary
         else:
@@ -103,7 +103,7 @@ class Row:
         """First slot of the line whose prediction is used."""
         return self._offset
 
-    def absorb(self, predictions: Sequence[int]) -> list[int]:
+    def absorb(self, predictions: Sequence[int]) -> range:
         """Take the predictions from `first_needed` on; returns the slots of the line whose KV is to be kept.
 
         `generated` grows by the accepted guesses and the prediction behind them.
@@ -111,7 +111,7 @@ class Row:
         accepted = 0
         while accepted < len(self.guesses) and self.guesses[accepted] == predictions[accepted]:
             accepted += 1
-        kept = list(range(self._offset + 1 + accepted))
+        offset = self._offset
         new = [*self.guesses[:accepted], predictions[accepted]]
         end = first_eos(new, self.eos_ids)
         if end is not None:
@@ -122,7 +122,8 @@ class Row:
         self.finished = end is not None or len(self.generated) >= self.max_new_tokens
         leftover = list(predictions[accepted + 1 : len(self.guesses) + 1])
         self.guesses = [] if self.finished else self._capped(self._next_guesses(leftover))
-        return kept
+        # Everything known but the last token, whose KV comes with the next sweep; no guess accepted behind an end.
+        return range(offset + len(new))
 
     def _capped(self, guesses: list[int]) -> list[int]:
         """Guesses that can still be used: with g guesses a sweep adds up to g + 1 tokens."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from jacobi_forcing.backbone import Backbone
+from jacobi_forcing.cache import KVCache
 from jacobi_forcing.config import DecodeConfig
 from jacobi_forcing.decode.drafts import ROWS, DraftFill, Row
 from jacobi_forcing.errors import DataError, ModelError
@@ -51,32 +52,44 @@ def make_row(
 
 
 @torch.inference_mode()
+def sweeps(backbone: Backbone, rows: Sequence[Row]) -> Iterator[tuple[list[Row], KVCache]]:
+    """Decode all rows to their end, in place, one sweep a step.
+
+    Args:
+        backbone: The model.
+        rows: Fresh rows; each progresses at its own speed and leaves the batch when it has finished.
+
+    Yields:
+        After every sweep the rows that took part and their cache, row for row: it holds the KV of each row's prompt and
+        of its generated tokens but the last, and nothing else.
+    """
+    active, device = list(rows), backbone.device
+    cache = backbone.new_cache(len(active))
+    while active:
+        lines = Lines.pack([[row.propose()] for row in active], device)
+        first = min(row.first_needed for row in active)
+        keep = torch.arange(first, lines.ids.shape[1], device=device) if first else None
+        # The one place where host and device meet.
+        predictions = sweep(backbone, cache, lines, keep).tolist()
+        cache.commit(
+            [row.absorb(told[row.first_needed - first :]) for row, told in zip(active, predictions, strict=True)]
+        )
+        yield active, cache
+        if any(row.finished for row in active):
+            staying = [index for index, row in enumerate(active) if not row.finished]
+            active = [active[index] for index in staying]
+            if active:
+                cache.select_rows(staying)
+
+
 def run(backbone: Backbone, rows: Sequence[Row], on_sweep: OnSweep | None = None) -> None:
     """Decode all rows to their end, in place.
 
     Args:
         backbone: The model.
-        rows: Fresh rows; each progresses at its own speed and leaves the batch when it has finished.
+        rows: Fresh rows; see `sweeps`.
         on_sweep: Called after every sweep with the rows that took part.
     """
-    active = list(rows)
-    cache = backbone.new_cache(len(active))
-    while active:
-        proposals = [row.propose() for row in active]
-        lines = Lines.pack([[line] for line in proposals], backbone.device)
-        first = min(row.first_needed for row in active)
-        width = lines.ids.shape[1]
-        keep = torch.arange(first, width, device=backbone.device) if first else None
-        predictions = sweep(backbone, cache, lines, keep).tolist()
-        kept = []
-        for row, predicted in zip(active, predictions, strict=True):
-            kept.append(row.absorb(predicted[row.first_needed - first :]))
+    for active, _ in sweeps(backbone, rows):
         if on_sweep is not None:
             on_sweep(active)
-        if all(row.finished for row in active):
-            break
-        cache.commit(kept)
-        staying = [index for index, row in enumerate(active) if not row.finished]
-        if len(staying) < len(active):
-            cache.select_rows(staying)
-            active = [active[index] for index in staying]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.utils import ModelOutput
 
@@ -17,7 +18,7 @@ from jacobi_forcing.config import DecodeConfig
 from jacobi_forcing.decode.drafts import Row
 from jacobi_forcing.decode.engine import make_row, run
 from jacobi_forcing.decode.stats import DecodeStats
-from jacobi_forcing.errors import ConfigError, DataError
+from jacobi_forcing.errors import ConfigError
 
 
 @dataclass
@@ -42,6 +43,7 @@ def generate(
     streamer: Any = None,
     decode: DecodeConfig | None = None,
     tokenizer: Any = None,
+    vocabulary: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Tensor | GenerateOutput:
     """Decode greedily, several tokens per forward pass, with exactly the text of the library's greedy `generate`.
@@ -56,11 +58,13 @@ def generate(
         input_ids: Prompt ids [rows, length]; a batch is padded on the left, with an `attention_mask`.
         logits_processor: Filled in by the library; anything in it is refused by name.
         stopping_criteria: Filled in by the library; end tokens and length are honoured, others refused by name.
-        generation_config: The library's settings; ours come from `decode`.
-        streamer: The library's streamer protocol; gets each accepted run of tokens as it is committed. A streamer with
-            a `put_draft(ids)` method is also shown the guesses of every sweep.
+        generation_config: The library's settings, by default the model's own; ours come from `decode`.
+        streamer: The library's streamer protocol, for one row; gets each accepted run of tokens as it is committed. A
+            streamer with a `put_draft(ids)` method is also shown the guesses of every sweep.
         decode: The decoder and its settings; the defaults of `DecodeConfig` where None.
-        tokenizer: Needed for `draft_init="vocabulary"` only.
+        tokenizer: Its ids are what `draft_init="vocabulary"` draws from. Only when called directly: the library does
+            not hand it on.
+        vocabulary: Those ids themselves, whichever the way in.
         **kwargs: What the library's `generate` takes (`attention_mask`, `max_new_tokens`, `eos_token_id`, …).
 
     Returns:
@@ -68,30 +72,47 @@ def generate(
 
     Raises:
         CacheError, ModelError: The model cannot verify drafts, or the prompt does not fit its context.
-        ConfigError: Sampling, beams or a logits processor was asked for.
+        ConfigError: Sampling, beams or a logits processor was asked for, by the call or by the model's own settings.
     """
-    if stopping_criteria is None or generation_config is None or not hasattr(generation_config, "_eos_token_tensor"):
-        # Called directly: the library prepares lengths, end tokens and masks, then calls back with all of them.
-        kwargs.setdefault("do_sample", False)
-        for name, value in (
-            ("logits_processor", logits_processor),
-            ("stopping_criteria", stopping_criteria),
-            ("generation_config", generation_config),
-            ("streamer", streamer),
-            ("tokenizer", tokenizer),
-        ):
-            if value is not None:
-                kwargs[name] = value
-        return model.generate(input_ids, custom_generate=generate, decode=decode or DecodeConfig(), **kwargs)
-    _refuse(generation_config, logits_processor, stopping_criteria)
-    if input_ids is None:
-        raise DataError("No prompt was given", expected="input_ids of shape [rows, length]")
+    config = decode or DecodeConfig()
+    if stopping_criteria is not None and hasattr(generation_config, "_eos_token_tensor"):
+        assert input_ids is not None and generation_config is not None
+        _refuse(generation_config, logits_processor, stopping_criteria, kwargs)
+        streamer = streamer if streamer is not None else _streamer_of_library()
+        mask = kwargs.get("attention_mask")
+        return _decode(model, input_ids, mask, generation_config, streamer, config, vocabulary)
+    # Called directly: the library prepares lengths, end tokens and masks, then calls back with all of them.
+    Backbone(model)  # A model that does not fit is refused before the library runs any part of it.
+    if vocabulary is None and tokenizer is not None and config.draft_init == "vocabulary":
+        vocabulary = sorted(set(tokenizer.get_vocab().values()))
+    given = {
+        "logits_processor": logits_processor,
+        "stopping_criteria": stopping_criteria,
+        "generation_config": generation_config,
+        "streamer": streamer,
+        "tokenizer": tokenizer,
+        "vocabulary": vocabulary,
+    }
+    kwargs |= {name: value for name, value in given.items() if value is not None}
+    return model.generate(input_ids, custom_generate=generate, decode=config, **kwargs)  # type: ignore[operator]
+
+
+def _decode(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    generation_config: GenerationConfig,
+    streamer: Any,
+    config: DecodeConfig,
+    vocabulary: Sequence[int] | None,
+) -> Tensor | GenerateOutput:
+    """Decode what the library has prepared."""
+    if streamer is not None and len(input_ids) > 1:
+        raise ConfigError("A streamer takes one text at a time", seen=f"{len(input_ids)} rows", expected="1 row")
     backbone = Backbone(model)
-    prompts = _prompts(input_ids, kwargs.get("attention_mask"))
     eos_ids = as_ids(generation_config._eos_token_tensor)
     budget = int(generation_config.max_length) - input_ids.shape[1]
-    config = decode or DecodeConfig()
-    vocabulary = sorted(set(tokenizer.get_vocab().values())) if tokenizer is not None else None
+    prompts = _prompts(input_ids, attention_mask)
     rows = [make_row(backbone, prompt, config, eos_ids, budget, vocabulary) for prompt in prompts]
     run(backbone, rows, _streaming(streamer) if streamer is not None else None)
     if streamer is not None:
@@ -102,30 +123,60 @@ def generate(
     return sequences
 
 
+_PLAIN = {
+    "do_sample": False,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "output_scores": False,
+    "output_logits": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+}
+"""Settings of the library, with the only value that is supported here; None means the same."""
+
+
 def _refuse(
     generation_config: GenerationConfig,
     logits_processor: LogitsProcessorList | None,
     stopping_criteria: StoppingCriteriaList,
+    inputs: Mapping[str, Any],
 ) -> None:
-    """Name what would change the text and is not supported, instead of ignoring it."""
-    asked = [type(processor).__name__ for processor in logits_processor or []]
+    """Name what would change the text or the output and is not supported, instead of ignoring it."""
+    asked = [
+        f"{name}={getattr(generation_config, name)}"
+        for name, plain in _PLAIN.items()
+        if getattr(generation_config, name, None) not in (None, plain)
+    ]
+    asked += [type(processor).__name__ for processor in logits_processor or []]
     asked += [
         type(criterion).__name__
         for criterion in stopping_criteria
         if not isinstance(criterion, (MaxLengthCriteria, EosTokenCriteria))
     ]
-    asked += [
-        f"{name}={getattr(generation_config, name)}"
-        for name, plain in (("do_sample", False), ("num_beams", 1), ("num_return_sequences", 1))
-        if getattr(generation_config, name, None) not in (None, plain)
-    ]
+    if inputs.get("inputs_embeds") is not None:
+        asked.append("inputs_embeds")
+    if getattr(inputs.get("cache"), "_is_user_defined", False):
+        asked.append("a cache of the caller")
     if asked:
         raise ConfigError(
-            "Parallel decoding here is greedy",
+            "Parallel decoding here is greedy and from token ids",
             seen=", ".join(asked),
-            expected="no sampling, beams, logits processors or extra stopping criteria",
-            remedy="switch these off, or use the library's own generate",
+            expected="no sampling, beams, logits processors, cache, or stopping criteria and outputs beyond the usual",
+            remedy="switch these off (do_sample=False, repetition_penalty=1.0, …), or use the library's own generate",
         )
+
+
+def _streamer_of_library() -> Any:
+    """The streamer that the library's `generate`, which is calling us, was given.
+
+    The library does not hand `streamer` to a callable `custom_generate`: it has already sent the prompt to it, then
+    forgets it, and the stream would stay open without a token. Reading its local variable is the one way to get at it.
+    """
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("streamer")
 
 
 def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
