@@ -40,7 +40,7 @@ def download(folder: Path) -> Path:
     with path.open("rb") as file:
         seen = hashlib.file_digest(file, "sha256").hexdigest()
     if seen != SHA256:
-        raise SystemExit(f"The checksum of {MEMBER} is wrong; seen: {seen}; expected: {SHA256}. Try the download again.")
+        raise SystemExit(f"{MEMBER} has a wrong checksum; seen: {seen}; expected: {SHA256}. Try the download again.")
     return path
 
 

@@ -55,7 +55,7 @@ def batches(
         drawn = [next(stream) for _ in range(size)]
         prompts = tokenizer([p.prompt for p in drawn])["input_ids"]
         answers = tokenizer([p.completion for p in drawn])["input_ids"]
-        rows = [(p, a + [tokenizer.eos_token_id]) for p, a in zip(prompts, answers, strict=True)]
+        rows = [(p, [*a, tokenizer.eos_token_id]) for p, a in zip(prompts, answers, strict=True)]
         rows.sort(key=lambda row: len(row[0]) + len(row[1]))
         yield [pad_rows(half, tokenizer.pad_token_id) for half in (rows[: size // 2], rows[size // 2 :])]
 

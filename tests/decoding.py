@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tiny_models import VOCAB, shared_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.decode.drafts import ROWS, DraftFill, Row
+from tiny_models import VOCAB, shared_model
 
 DECODERS = ("ar", "jacobi", "window")
 
@@ -45,7 +45,7 @@ def reference(arch: str, length: int = 11, seed: int = 0, max_new_tokens: int = 
 
 
 def first_met_at(arch: str, offset: int) -> tuple[list[int], int]:
-    """A prompt, and a token that its greedy text has at `offset` and not before: the end token to force an end there."""
+    """A prompt, and a token that its greedy text has at `offset` and not before; as end token it forces an end there."""
     for seed in range(30):
         text = reference(arch, seed=seed)
         if text[offset] not in text[:offset]:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from decoding import DECODERS, prompt, reference, told_row
-from tiny_models import ARCHITECTURES, shared_model
 from transformers import DynamicCache, PreTrainedModel
 
+from decoding import DECODERS, prompt, reference, told_row
 from jacobi_forcing import DecodeConfig
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.cache import KVCache
 from jacobi_forcing.decode.drafts import Row
 from jacobi_forcing.decode.engine import make_row, sweeps
+from tiny_models import ARCHITECTURES, shared_model
 
 
 @torch.no_grad()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decoding import DECODERS, first_met_at, library, ours, prompt, reference, told_row
-from tiny_models import ARCHITECTURES, VOCAB, shared_model, tiny_model
 
+from decoding import DECODERS, first_met_at, library, ours, prompt, reference, told_row
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.blocks import truncate
 from jacobi_forcing.decode.engine import make_row, run
+from tiny_models import ARCHITECTURES, VOCAB, shared_model, tiny_model
 
 PARALLEL = ("jacobi", "window")
 BLOCK_SIZES = (1, 2, 3, 4, 16, 64)

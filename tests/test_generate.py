@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from decoding import DECODERS, ScriptedModel, library, ours, prompt, reference
-from tiny_models import VOCAB, shared_model, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -22,9 +20,11 @@ from transformers import (
     TextStreamer,
 )
 
+from decoding import DECODERS, ScriptedModel, library, ours, prompt, reference
 from jacobi_forcing import DecodeConfig, JForceError, generate
 from jacobi_forcing.decode.stats import DecodeStats, RowStats
 from jacobi_forcing.errors import CacheError, ConfigError, ModelError
+from tiny_models import VOCAB, shared_model, tiny_model
 
 
 def prompt_tensor(length: int = 11) -> torch.Tensor:
@@ -268,7 +268,7 @@ def test_a_stream_gets_the_prompt_then_each_accepted_run() -> None:
     streamer = Runs()
     run_script("window", streamer=streamer)
     assert [len(run) for run in streamer.runs] == [3, *TRACES["window"]["accepted"]]
-    assert sum(streamer.runs, []) == [1, 2, 3, *SCRIPT[:12]]
+    assert [token for run in streamer.runs for token in run] == [1, 2, 3, *SCRIPT[:12]]
     assert streamer.ended
 
 

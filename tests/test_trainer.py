@@ -95,7 +95,13 @@ class EpochLog(TrainerCallback):
 )
 def test_ten_steps_equal_five_and_five_to_the_bit(tmp_path, arch, phase, batches, optimizer):
     # GPT-2 has dropout, so the random state must come back as well. Three batches an epoch: step 5 is in the second.
-    changes = {"max_steps": 10, "save_strategy": "steps", "save_steps": 5, "schedule_phase": phase, "optimizer": optimizer}
+    changes = {
+        "max_steps": 10,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "schedule_phase": phase,
+        "optimizer": optimizer,
+    }
     args = settings(tmp_path, gradient_accumulation_steps=batches, **changes)
     whole, halves = EpochLog(), EpochLog()
     expected = trained(tiny_model(arch), args, callbacks=[whole])

@@ -236,7 +236,9 @@ def _refuse_unfit(model: PreTrainedModel) -> None:
         unfit.add("chunked_attention")
     if not unfit:
         layers = DynamicCache(config=model.config).layers
-        unfit = {type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+        unfit = {
+            type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
+        }
     if unfit:
         raise CacheError(
             f"{name} keeps a state that cannot be rolled back after a rejected draft",

@@ -55,7 +55,7 @@ def visible(queries: Tags, keys: Tags, mask: str) -> Tensor:
     q_kind, k_kind = queries.kind[..., :, None], keys.kind[..., None, :]
     stream = q_kind == k_kind
     if mask != "noise_conditioned":
-        # A noisy token sees noise as far back as its own block, or its own window, begins, and clean tokens before that.
+        # A noisy token sees noise as far back as its own block, or window, begins, and clean tokens before that.
         near = "block" if mask == "clean_context" else "window"
         recent = getattr(queries, near)[..., :, None] == getattr(keys, near)[..., None, :]
         noisy = q_kind == Kind.NOISY

@@ -6,7 +6,7 @@ into exactly one split, so that no seed can ever leak a held-out problem into tr
 
 Example::
 
-    Question: Mia has 14 apples. Mia buys 8 more apples. Then Mia gives away 5 apples. How many apples does Mia have now?
+    Question: Mia has 14 apples. Mia buys 8 more apples. How many apples does Mia have now?
     Answer: First, Mia has 14 apples. Next, Mia buys 8 more apples, so Mia now has 14 + 8 = 22 apples. ...
 """
 
@@ -21,8 +21,8 @@ from typing import Literal
 
 Split = Literal["train", "heldout"]
 Level = Literal["mixed", "regular"]
-"""mixed: everything below. regular: adding and taking away tens, in phrases of one length, so that each step of an answer
-has the same number of tokens, as machine-made text often has."""
+"""mixed: everything below. regular: adding and taking away tens, in phrases of one length, so that each step of an
+answer has the same number of tokens, as machine-made text often has."""
 
 NAMES = (
     "Mia Ben Ana Tom Zoe Max Eva Leo Ida Sam Amy Dan Lily Omar Nina Paul Rosa Hugo Vera Karl "
