@@ -14,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.decode.drafts import ROWS, DraftFill, Row
+from jacobi_forcing.decode.stats import RowStats
 from tiny_models import VOCAB, shared_model
 
 DECODERS = ("ar", "jacobi", "window")
@@ -23,6 +24,11 @@ def prompt(length: int = 11, seed: int = 0) -> list[int]:
     """A random prompt, without the 0 that pads."""
     rng = random.Random(f"{length} {seed}")
     return [rng.randrange(1, VOCAB) for _ in range(length)]
+
+
+def prompt_tensor(length: int = 11, seed: int = 0) -> torch.Tensor:
+    """The prompt as a batch of one."""
+    return torch.tensor([prompt(length, seed)])
 
 
 def library(model: PreTrainedModel, ids: Sequence[int], max_new_tokens: int, **kwargs: Any) -> list[int]:
@@ -45,7 +51,7 @@ def reference(arch: str, length: int = 11, seed: int = 0, max_new_tokens: int = 
 
 
 def first_met_at(arch: str, offset: int) -> tuple[list[int], int]:
-    """A prompt, and a token that its greedy text has at `offset` and not before; as end token it forces an end there."""
+    """A prompt, and a token that its greedy text has at `offset` and not before: an end token that ends it there."""
     for seed in range(30):
         text = reference(arch, seed=seed)
         if text[offset] not in text[:offset]:
@@ -76,6 +82,10 @@ def told_row(
             return [rng.randrange(VOCAB) if rng.random() < wrong else token for token in right]
 
     return Told(ids, config, eos_ids, max_new_tokens, DraftFill(config, ids))
+
+
+SCRIPT = list(range(20, 60))
+"""Tokens that no draft drawn from the prompt 1, 2, 3 can hit."""
 
 
 class ScriptedModel(LlamaForCausalLM):
@@ -110,3 +120,12 @@ class ScriptedModel(LlamaForCausalLM):
         logits = torch.nn.functional.one_hot(told, self.config.vocab_size).float()
         columns = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return CausalLMOutputWithPast(logits=logits[:, columns], cache=cache)
+
+
+def run_script(decoder: str, **options: Any) -> tuple[list[int], RowStats, list[int]]:
+    """Decode 12 tokens of the script in blocks of 4; returns ids, counts, and how many slots each forward had."""
+    model = ScriptedModel(SCRIPT, prompt_length=3)
+    decode = DecodeConfig(decoder=decoder, block_size=4)
+    options = {"max_new_tokens": 12, "return_dict_in_generate": True} | options
+    out = generate(model, torch.tensor([[1, 2, 3]]), decode=decode, **options)
+    return out.sequences[0, 3:].tolist(), out.stats.rows[0], [len(fed[0]) for fed in model.fed]

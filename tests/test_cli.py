@@ -246,7 +246,13 @@ def test_collect_train_and_bench_hand_on_to_each_other(place: Path, capsys: pyte
     assert captured.out == "trained/model\n"
     assert "done before" in captured.err
     assert main([*train, "--max-length", "100"]) == 2
-    assert "round.max_length" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "round.max_length" in refusal and "--redo" not in refusal
+    # A model that lies where the trained one would go is never written over.
+    before = (place / "model" / "model.safetensors").read_bytes()
+    assert main(["train", "-m", "model", "-t", "trajectories", "-o", ".", "--steps", "1", "--max-length", "96"]) == 2
+    assert "not of a run; seen: model" in capsys.readouterr().err
+    assert (place / "model" / "model.safetensors").read_bytes() == before
 
     bench = [
         "bench",

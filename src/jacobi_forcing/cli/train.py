@@ -12,7 +12,7 @@ from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import Bars, print_json, print_text
 from jacobi_forcing.config import ModelConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
-from jacobi_forcing.recipe.run import trainer
+from jacobi_forcing.recipe.run import alone, refuse_foreign, trainer
 from jacobi_forcing.recipe.stages import Stage, model_inputs, perform, refuse_other_settings, train_inputs
 from jacobi_forcing.trajectories.store import TrajectoryReader
 
@@ -51,8 +51,9 @@ def train(
     shards = [entry["sha256"] for entry in reader.manifest["shards"]]
     inputs = {"model": model_inputs(loading), "trajectories": shards, **train_inputs(settings, seed, dtype)}
     stage = Stage("train", "train", 1, inputs)
-    refuse_other_settings(output, [stage])
-    with Bars() as bars:
+    with alone(output), Bars() as bars:
+        refuse_foreign(output)
+        refuse_other_settings(output, [stage], "use another --output")
         work = functools.partial(trainer(), loading, trajectories, settings, output, seed=seed, reporter=bars)
         result = perform(output, stage, work, bars, seed=seed)
     if json:

@@ -32,6 +32,7 @@ from jacobi_forcing.recipe.settings import round_prompts
 from jacobi_forcing.recipe.stages import Stage, is_done, marker_path, perform, plan, read_marker, refuse_other_settings
 
 REPORT_VERSION = 1
+_REMEDY = "use another --output, or --redo {stage} to keep what comes before it, or --fresh"
 _OWN = ("recipe.yaml", "stages", "model", "report.json", "table.md")
 
 
@@ -58,8 +59,8 @@ def run_recipe(
     reporter = reporter or Reporter()
     folder = Path(recipe.output)
     stages = plan(recipe)
-    with _alone(folder):
-        _refuse_foreign(folder)
+    with alone(folder):
+        refuse_foreign(folder)
         if fresh:
             _clear(folder)
         if redo is not None:
@@ -67,7 +68,7 @@ def run_recipe(
             if redo not in names:
                 raise ConfigError(f"There is no stage '{redo}'", expected="one of " + ", ".join(names))
             _forget(folder, stages[names.index(redo) :])
-        refuse_other_settings(folder, stages)
+        refuse_other_settings(folder, stages, _REMEDY)
         write_text(folder / "recipe.yaml", recipe.to_yaml())
         for stage in stages:
             _check_artefacts(folder, stage, reporter)
@@ -181,7 +182,7 @@ def _clear(folder: Path) -> None:
         remove(path)
 
 
-def _refuse_foreign(folder: Path) -> None:
+def refuse_foreign(folder: Path) -> None:
     """Never write over a folder that looks like a run and is none."""
     if (folder / "stages").is_dir():
         return
@@ -193,7 +194,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Hold the folder against a second run of the same recipe; the system lets go when the process ends, however."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

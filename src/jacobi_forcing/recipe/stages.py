@@ -149,10 +149,11 @@ def is_done(folder: Path, stage: Stage) -> bool:
     return marker is not None and marker["state"] == "done" and marker["key"] == stage.key
 
 
-def refuse_other_settings(folder: Path, stages: list[Stage]) -> None:
+def refuse_other_settings(folder: Path, stages: list[Stage], remedy: str) -> None:
     """Refuse to touch work that was begun with other settings.
 
-    Measurements are left out: they are made anew where they no longer fit.
+    Measurements are left out: they are made anew where they no longer fit. In `remedy`, `{stage}` becomes the name of
+    the first stage that differs.
 
     Raises:
         ArtefactError: Names what differs in the first such stage, and what to do.
@@ -168,7 +169,7 @@ def refuse_other_settings(folder: Path, stages: list[Stage]) -> None:
             f"'{folder}' holds the stage '{stage.name}' of other settings: " + (", ".join(changes) or name),
             seen=f"{name}: {old}",
             expected=f"{name}: {new}",
-            remedy=f"use another --output, or --redo {stage.name} to keep what comes before it, or --fresh",
+            remedy=remedy.format(stage=stage.name),
         )
 
 

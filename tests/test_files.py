@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jacobi_forcing.errors import ArtefactError
+from jacobi_forcing.files import link_folder, new_folder, read_json, remove, write_json, write_text
+
+
+def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+    write_text(tmp_path / "deep" / "a.txt", "old")
+    write_text(tmp_path / "deep" / "a.txt", "new")
+    assert (tmp_path / "deep" / "a.txt").read_text() == "new"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.txt"]
+
+
+def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
+    value = {"text": "ü ×", "list": [1, None, 2.5]}
+    assert read_json(write_json(tmp_path / "a.json", value)) == value
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", ""])
+def test_json_that_is_damaged_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ArtefactError, match=r"a\.json"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_path_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtefactError, match="Cannot write"):
+        write_text(tmp_path / "file" / "below", "text")
+
+
+def test_a_folder_takes_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with new_folder(target) as folder:
+        (folder / "weights").write_text("first")
+        assert not target.exists()
+    with pytest.raises(RuntimeError), new_folder(target) as folder:
+        (folder / "weights").write_text("half")
+        raise RuntimeError
+    assert (target / "weights").read_text() == "first"
+    with new_folder(target) as folder:
+        (folder / "weights").write_text("second")
+    assert (target / "weights").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_linked_folder_holds_the_same_files_and_outlives_the_first(tmp_path: Path) -> None:
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    (tmp_path / "a" / "deep" / "file").write_text("x")
+    link_folder(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a" / "deep" / "file").samefile(tmp_path / "b" / "deep" / "file")
+    remove(tmp_path / "a")
+    remove(tmp_path / "never-was")
+    assert (tmp_path / "b" / "deep" / "file").read_text() == "x"

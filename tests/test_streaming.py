@@ -1,0 +1,182 @@
+"""Counts and streams: exact tokens and forwards of scripted runs, and text that arrives whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, TextStreamer
+
+from decoding import DECODERS, SCRIPT, ScriptedModel, prompt, reference, run_script
+from jacobi_forcing import DecodeConfig, generate
+from jacobi_forcing.decode.stats import DecodeStats, RowStats
+from jacobi_forcing.errors import ConfigError
+from tiny_models import shared_model
+
+# Counts ----------------------------------------------------------------------------------------------------------
+
+# Block size 4, 12 tokens. A draft drawn from the prompt is wrong, so one token is added and the predictions behind it,
+# all right, are the next draft. `slots` are those of each forward: the prompt's 3 and 4 guesses first.
+TRACES = {
+    "ar": {"accepted": [1] * 12, "slots": [3] + [1] * 11},
+    "jacobi": {"accepted": [1, 4, 1, 3, 1, 2], "slots": [7, 4, 4, 3, 3, 2]},
+    "window": {"accepted": [1, 4, 1, 4, 1, 1], "slots": [7, 4, 4, 4, 2, 1]},
+}
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_scripted_run_is_counted_exactly(decoder: str) -> None:
+    tokens, stats, slots = run_script(decoder)
+    assert tokens == SCRIPT[:12]
+    assert stats.accepted == TRACES[decoder]["accepted"]
+    assert slots == TRACES[decoder]["slots"]
+    assert (stats.tokens, stats.forwards) == (12, len(slots))
+    assert stats.tokens_per_forward == 12 / len(slots)
+
+
+def test_tokens_per_forward_of_ar_is_exactly_one() -> None:
+    assert run_script("ar")[1].tokens_per_forward == 1.0
+    assert run_script("ar", max_new_tokens=1)[1].tokens_per_forward == 1.0
+    assert run_script("ar", eos_token_id=SCRIPT[6], pad_token_id=0)[1].tokens_per_forward == 1.0
+
+
+def test_only_tokens_up_to_the_end_are_counted() -> None:
+    tokens, stats, slots = run_script("window", eos_token_id=SCRIPT[6], pad_token_id=0)
+    assert tokens == SCRIPT[:7]
+    assert stats.accepted == [1, 4, 1, 1]
+    assert (stats.tokens, stats.forwards) == (7, len(slots)) == (7, 4)
+    assert stats.histogram == {1: 3, 4: 1}
+
+
+def test_a_batch_counts_each_rows_own_forwards() -> None:
+    stats = DecodeStats([RowStats(5, [1, 4]), RowStats(3, [1, 1, 1])])
+    assert (stats.tokens, stats.forwards, stats.tokens_per_forward) == (8, 5, 1.6)
+    assert DecodeStats([]).tokens_per_forward == 0.0
+    assert RowStats().tokens_per_forward == 0.0
+
+
+def test_a_finished_row_costs_nothing_more() -> None:
+    text = {length: reference("llama", length) for length in (7, 11)}
+    end = text[7][2]
+    late = text[11].index(end) if end in text[11][:20] else 19
+    ids = torch.tensor([[0] * 4 + prompt(7), prompt(11)])
+    mask = torch.tensor([[0] * 4 + [1] * 7, [1] * 11])
+    out = generate(
+        shared_model("llama"),
+        ids,
+        attention_mask=mask,
+        max_new_tokens=20,
+        eos_token_id=end,
+        pad_token_id=0,
+        decode=DecodeConfig(decoder="ar"),
+        return_dict_in_generate=True,
+    )
+    assert [row.forwards for row in out.stats.rows] == [text[7].index(end) + 1, late + 1]
+
+
+# Streams ---------------------------------------------------------------------------------------------------------
+
+TEXT = "Grüße, 世界!\nAn 👩‍🚀 astronaut — naïve?\n\nเป็น 🎉 the end"
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, so that every character beyond ASCII takes several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+class Collected(TextStreamer):
+    """Keeps what a `TextStreamer` would print, and the drafts that it is shown."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, **options: Any) -> None:
+        super().__init__(tokenizer, skip_prompt=True, **options)
+        self.parts: list[str] = []
+        self.drafts: list[list[int]] = []
+        self.ended = 0
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.parts.append(text)
+        self.ended += stream_end
+
+    def put_draft(self, ids: torch.Tensor) -> None:
+        self.drafts.append(ids.tolist())
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("block_size", [3, 16])
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_joined_stream_equals_the_decoded_ids(decoder: str, block_size: int, direct: bool) -> None:
+    tokenizer = byte_tokenizer()
+    end = tokenizer.eos_token_id
+    text = tokenizer(TEXT).input_ids
+    # The script goes on behind its end: an end in the middle of a block.
+    model = ScriptedModel([*text, end, *tokenizer("never seen" * 9).input_ids], prompt_length=3, vocab_size=300)
+    streamer = Collected(tokenizer)
+    options: dict[str, Any] = {"max_new_tokens": 200, "eos_token_id": end, "pad_token_id": 0, "streamer": streamer}
+    options["decode"] = DecodeConfig(decoder=decoder, block_size=block_size)
+    ids = torch.tensor([tokenizer("ab:").input_ids])
+    out = generate(model, ids, **options) if direct else model.generate(ids, custom_generate=generate, **options)
+    assert out[0, 3:].tolist() == [*text, end]
+    assert "".join(streamer.parts) == tokenizer.decode(out[0, 3:]) == TEXT + "<end>"
+    assert streamer.ended == 1
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_stream_can_skip_the_end_token(decoder: str) -> None:
+    tokenizer = byte_tokenizer()
+    text = tokenizer(TEXT).input_ids
+    model = ScriptedModel([*text, tokenizer.eos_token_id, *text], prompt_length=3, vocab_size=300)
+    streamer = Collected(tokenizer, skip_special_tokens=True)
+    ids = torch.tensor([tokenizer("ab:").input_ids])
+    decode = DecodeConfig(decoder=decoder, block_size=8)
+    generate(
+        model,
+        ids,
+        max_new_tokens=200,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=0,
+        streamer=streamer,
+        decode=decode,
+    )
+    assert "".join(streamer.parts) == TEXT
+
+
+class Runs:
+    """Notes everything it is sent."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[int]] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.runs.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_a_stream_gets_the_prompt_then_each_accepted_run() -> None:
+    streamer = Runs()
+    run_script("window", streamer=streamer)
+    assert [len(run) for run in streamer.runs] == [3, *TRACES["window"]["accepted"]]
+    assert [token for run in streamer.runs for token in run] == [1, 2, 3, *SCRIPT[:12]]
+    assert streamer.ended
+
+
+def test_a_stream_that_can_is_shown_the_draft_of_the_next_sweep() -> None:
+    tokenizer = byte_tokenizer()
+    streamer = Collected(tokenizer)
+    run_script("window", streamer=streamer)
+    assert [len(draft) for draft in streamer.drafts] == [slots - 1 for slots in TRACES["window"]["slots"][1:]] + [0]
+    assert streamer.drafts[0] == SCRIPT[1:4]
+
+
+def test_a_stream_of_several_rows_is_refused() -> None:
+    ids = torch.tensor([prompt(7), prompt(7, seed=1)])
+    with pytest.raises(ConfigError, match="one text at a time"):
+        generate(shared_model("llama"), ids, max_new_tokens=4, streamer=Runs())
