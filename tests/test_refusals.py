@@ -118,6 +118,7 @@ UNFIT = {
     "recurrent_gemma": {"lru_width": 32},
     "rwkv": {"attention_hidden_size": 32},
     "qwen3_next": {"num_experts": 0, "linear_num_value_heads": 4, "linear_num_key_heads": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "llama4_text": {"num_local_experts": 2, "attention_chunk_size": 8, "intermediate_size_mlp": 48, "head_dim": 8},
 }
 
@@ -136,6 +137,13 @@ def test_models_that_cannot_roll_back_are_refused_before_the_first_forward(model
             generate(model, prompt_tensor(), max_new_tokens=4)
         else:
             model.generate(prompt_tensor(), custom_generate=generate, do_sample=False, max_new_tokens=4)
+
+
+def test_a_model_that_looks_ahead_is_refused_before_the_first_forward() -> None:
+    model = _tiny("bert")
+    model.forward = _boom
+    with pytest.raises(ModelError, match="is_decoder=False"):
+        generate(model, prompt_tensor(), max_new_tokens=4)
 
 
 def test_an_encoder_decoder_is_refused_before_any_part_of_it_runs() -> None:

@@ -20,6 +20,7 @@ from jacobi_forcing.errors import CacheError, ModelError
 
 MaskLike = Tensor | dict[str, Tensor]
 _NEEDED = ("position_ids", "attention_mask", "cache", "use_cache")
+_EXPECTED = "a decoder-only causal LM"
 _MASKED_ATTENTION = ("sdpa", "eager")
 _MASKED_LAYERS = ("full_attention", "sliding_attention")
 
@@ -212,7 +213,12 @@ def as_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
 def _refuse_unfit(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
-        raise ModelError(f"{name} is an encoder-decoder", expected="a decoder-only causal LM")
+        raise ModelError(f"{name} is an encoder-decoder", expected=_EXPECTED)
+    # Some causal models say so too; their attention knows better.
+    if getattr(config, "is_decoder", True) is False and any(
+        vars(module).get("is_causal") is False for module in model.modules()
+    ):
+        raise ModelError(f"{name} looks ahead in its text", seen="is_decoder=False", expected=_EXPECTED)
     if model.get_output_embeddings() is None:
         raise ModelError(f"{name} has no language-modelling head", expected="a model loaded by AutoModelForCausalLM")
     takes = inspect.signature(model.base_model.forward).parameters
@@ -230,10 +236,7 @@ def _refuse_unfit(model: PreTrainedModel) -> None:
             expected=" or ".join(_MASKED_ATTENTION),
             remedy='load it with attn_implementation="sdpa"',
         )
-    # The library keeps the KV of chunked layers like that of sliding ones, but another mask goes with it.
-    unfit = {kind for kind in getattr(config, "layer_types", None) or [] if kind not in _MASKED_LAYERS}
-    if getattr(config, "attention_chunk_size", None):
-        unfit.add("chunked_attention")
+    unfit = _unfit_layers(config)
     if not unfit:
         layers = DynamicCache(config=model.config).layers
         unfit = {
@@ -241,10 +244,20 @@ def _refuse_unfit(model: PreTrainedModel) -> None:
         }
     if unfit:
         raise CacheError(
-            f"{name} keeps a state that cannot be rolled back after a rejected draft",
+            f"{name} has layers whose state cannot be rolled back or whose attention takes no mask",
             seen=", ".join(sorted(unfit)),
             expected="full or sliding-window attention in every layer",
         )
+
+
+def _unfit_layers(config: Any) -> set[str]:
+    """Kinds of layer that a config names and that a mask of ours, or a roll-back, would get wrong."""
+    unfit = {kind for kind in getattr(config, "layer_types", None) or [] if kind not in _MASKED_LAYERS}
+    # The library keeps the KV of chunked layers like that of sliding ones, but another mask goes with it.
+    if getattr(config, "attention_chunk_size", None):
+        unfit.add("chunked_attention")
+    # Local layers have a window of their own, counted in slots of the cache: wrong where rows are of unequal length.
+    return unfit | ({"local"} & set(getattr(config, "attention_layers", None) or []))
 
 
 def _windows(config: Any) -> dict[str, int | None]:

@@ -46,7 +46,7 @@ def generate(
     vocabulary: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Tensor | GenerateOutput:
-    """Decode greedily, several tokens per forward pass, with exactly the text of the library's greedy `generate`.
+    """Decode greedily, several tokens a forward pass, into exactly the text of the library's greedy `generate`.
 
     Two ways in, with the same result::
 
@@ -62,9 +62,8 @@ def generate(
         streamer: The library's streamer protocol, for one row; gets each accepted run of tokens as it is committed. A
             streamer with a `put_draft(ids)` method is also shown the guesses of every sweep.
         decode: The decoder and its settings; the defaults of `DecodeConfig` where None.
-        tokenizer: Its ids are what `draft_init="vocabulary"` draws from. Only when called directly: the library does
-            not hand it on.
-        vocabulary: Those ids themselves, whichever the way in.
+        tokenizer: Its ids are what `draft_init="vocabulary"` draws from; only when called directly.
+        vocabulary: Those ids themselves, whichever the way in: the library does not hand `tokenizer` on.
         **kwargs: What the library's `generate` takes (`attention_mask`, `max_new_tokens`, `eos_token_id`, …).
 
     Returns:
@@ -75,26 +74,29 @@ def generate(
         ConfigError: Sampling, beams or a logits processor was asked for, by the call or by the model's own settings.
     """
     config = decode or DecodeConfig()
-    if stopping_criteria is not None and hasattr(generation_config, "_eos_token_tensor"):
-        assert input_ids is not None and generation_config is not None
+    if input_ids is not None and stopping_criteria is not None and hasattr(generation_config, "_eos_token_tensor"):
+        assert generation_config is not None
         _refuse(generation_config, logits_processor, stopping_criteria, kwargs)
-        streamer = streamer if streamer is not None else _streamer_of_library()
         mask = kwargs.get("attention_mask")
-        return _decode(model, input_ids, mask, generation_config, streamer, config, vocabulary)
+        return _decode(
+            model, input_ids, mask, generation_config, streamer or _streamer_of_library(), config, vocabulary
+        )
     # Called directly: the library prepares lengths, end tokens and masks, then calls back with all of them.
     Backbone(model)  # A model that does not fit is refused before the library runs any part of it.
     if vocabulary is None and tokenizer is not None and config.draft_init == "vocabulary":
         vocabulary = sorted(set(tokenizer.get_vocab().values()))
-    given = {
-        "logits_processor": logits_processor,
-        "stopping_criteria": stopping_criteria,
-        "generation_config": generation_config,
-        "streamer": streamer,
-        "tokenizer": tokenizer,
-        "vocabulary": vocabulary,
-    }
-    kwargs |= {name: value for name, value in given.items() if value is not None}
-    return model.generate(input_ids, custom_generate=generate, decode=config, **kwargs)  # type: ignore[operator]
+    return model.generate(  # type: ignore[operator]
+        input_ids,
+        generation_config=generation_config,
+        logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria,
+        streamer=streamer,
+        custom_generate=generate,
+        decode=config,
+        vocabulary=vocabulary,
+        tokenizer=tokenizer,
+        **kwargs,
+    )
 
 
 def _decode(
