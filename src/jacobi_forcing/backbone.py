@@ -214,9 +214,9 @@ def _refuse_unfit(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder", expected=_EXPECTED)
-    # Some causal models say so too; their attention knows better.
+    # Some causal models say so too, but none of their layers does.
     if getattr(config, "is_decoder", True) is False and any(
-        vars(module).get("is_causal") is False for module in model.modules()
+        vars(module).get(flag) is False for module in model.modules() for flag in ("is_decoder", "is_causal")
     ):
         raise ModelError(f"{name} looks ahead in its text", seen="is_decoder=False", expected=_EXPECTED)
     if model.get_output_embeddings() is None:

@@ -46,9 +46,7 @@ def generate(
     vocabulary: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Tensor | GenerateOutput:
-    """Decode greedily, several tokens a forward pass, into exactly the text of the library's greedy `generate`.
-
-    Two ways in, with the same result::
+    """Decode greedily, several tokens a forward pass, into exactly the text of the library's greedy `generate`::
 
         model.generate(**inputs, custom_generate=generate, decode=DecodeConfig(...), max_new_tokens=64)
         generate(model, input_ids, attention_mask=mask, decode=DecodeConfig(...), max_new_tokens=64)
@@ -59,8 +57,8 @@ def generate(
         logits_processor: Filled in by the library; anything in it is refused by name.
         stopping_criteria: Filled in by the library; end tokens and length are honoured, others refused by name.
         generation_config: The library's settings, by default the model's own; ours come from `decode`.
-        streamer: The library's streamer protocol, for one row; gets each accepted run of tokens as it is committed. A
-            streamer with a `put_draft(ids)` method is also shown the guesses of every sweep.
+        streamer: The library's streamer protocol, for one row; gets each accepted run of tokens as it is committed, and
+            the guesses of every sweep if it has a method `put_draft(ids)`.
         decode: The decoder and its settings; the defaults of `DecodeConfig` where None.
         tokenizer: Its ids are what `draft_init="vocabulary"` draws from; only when called directly.
         vocabulary: Those ids themselves, whichever the way in: the library does not hand `tokenizer` on.
@@ -77,10 +75,7 @@ def generate(
     if input_ids is not None and stopping_criteria is not None and hasattr(generation_config, "_eos_token_tensor"):
         assert generation_config is not None
         _refuse(generation_config, logits_processor, stopping_criteria, kwargs)
-        mask = kwargs.get("attention_mask")
-        return _decode(
-            model, input_ids, mask, generation_config, streamer or _streamer_of_library(), config, vocabulary
-        )
+        return _decode(model, input_ids, kwargs.get("attention_mask"), generation_config, streamer, config, vocabulary)
     # Called directly: the library prepares lengths, end tokens and masks, then calls back with all of them.
     Backbone(model)  # A model that does not fit is refused before the library runs any part of it.
     if vocabulary is None and tokenizer is not None and config.draft_init == "vocabulary":
@@ -109,6 +104,7 @@ def _decode(
     vocabulary: Sequence[int] | None,
 ) -> Tensor | GenerateOutput:
     """Decode what the library has prepared."""
+    streamer = _streamer_of_library() if streamer is None else streamer
     if streamer is not None and len(input_ids) > 1:
         raise ConfigError("A streamer takes one text at a time", seen=f"{len(input_ids)} rows", expected="1 row")
     backbone = Backbone(model)
