@@ -60,7 +60,7 @@ def test_kinds_of_layers_get_a_mask_each() -> None:
 
 
 @each_architecture
-@pytest.mark.parametrize(("committed", "queries"), [(4, 1), (4, 3), (9, 1), (9, 5), (30, 16)])
+@pytest.mark.parametrize(("committed", "queries"), [(4, 1), (5, 1), (6, 1), (4, 3), (9, 5), (30, 16)])
 def test_the_causal_mask_equals_the_general_one(arch: str, committed: int, queries: int) -> None:
     backbone = Backbone(shared_model(arch))
     cache = backbone.new_cache()

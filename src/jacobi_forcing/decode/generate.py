@@ -46,7 +46,9 @@ def generate(
     vocabulary: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Tensor | GenerateOutput:
-    """Decode greedily, several tokens a forward pass, into exactly the text of the library's greedy `generate`::
+    """Decode greedily, several tokens a forward pass, into exactly the text of the library's greedy `generate`.
+
+    Two ways in, with the same result::
 
         model.generate(**inputs, custom_generate=generate, decode=DecodeConfig(...), max_new_tokens=64)
         generate(model, input_ids, attention_mask=mask, decode=DecodeConfig(...), max_new_tokens=64)
@@ -60,8 +62,8 @@ def generate(
         streamer: The library's streamer protocol, for one row; gets each accepted run of tokens as it is committed, and
             the guesses of every sweep if it has a method `put_draft(ids)`.
         decode: The decoder and its settings; the defaults of `DecodeConfig` where None.
-        tokenizer: Its ids are what `draft_init="vocabulary"` draws from; only when called directly.
-        vocabulary: Those ids themselves, whichever the way in: the library does not hand `tokenizer` on.
+        tokenizer: Its ids are what `draft_init="vocabulary"` draws from; the library does not hand it on.
+        vocabulary: Those ids themselves, whichever the way in.
         **kwargs: What the library's `generate` takes (`attention_mask`, `max_new_tokens`, `eos_token_id`, …).
 
     Returns:
@@ -72,8 +74,8 @@ def generate(
         ConfigError: Sampling, beams or a logits processor was asked for, by the call or by the model's own settings.
     """
     config = decode or DecodeConfig()
-    if input_ids is not None and stopping_criteria is not None and hasattr(generation_config, "_eos_token_tensor"):
-        assert generation_config is not None
+    prepared = hasattr(generation_config, "_eos_token_tensor")
+    if prepared and input_ids is not None and generation_config is not None and stopping_criteria is not None:
         _refuse(generation_config, logits_processor, stopping_criteria, kwargs)
         return _decode(model, input_ids, kwargs.get("attention_mask"), generation_config, streamer, config, vocabulary)
     # Called directly: the library prepares lengths, end tokens and masks, then calls back with all of them.

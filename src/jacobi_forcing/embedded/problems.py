@@ -25,8 +25,7 @@ Level = Literal["mixed", "regular"]
 answer has the same number of tokens, as machine-made text often has."""
 
 NAMES = (
-    "Mia Ben Ana Tom Zoe Max Eva Leo Ida Sam Amy Dan Lily Omar Nina Paul Rosa Hugo Vera Karl "
-    "Emma Noah Ruth Ivan"
+    "Mia Ben Ana Tom Zoe Max Eva Leo Ida Sam Amy Dan Lily Omar Nina Paul Rosa Hugo Vera Karl Emma Noah Ruth Ivan"
 ).split()
 ITEMS = (
     "apples pears books coins cards stamps pens shells marbles stickers beads buttons cookies plums "

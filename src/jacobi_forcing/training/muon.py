@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 ADAM_SHARE = 0.3
 """Learning rate of the AdamW part as a share of Muon's; as in the training of the embedded base model."""
@@ -25,7 +26,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         weight_decay: Of both.
     """
 
-    def __init__(self, model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+    def __init__(self, model: PreTrainedModel, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         outside = {id(p) for p in _ends(model)}
         trained = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim == 2 and id(p) not in outside]
@@ -56,8 +57,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             group.update(saved)
 
 
-def _ends(model: nn.Module) -> list[nn.Parameter]:
+def _ends(model: PreTrainedModel) -> list[nn.Parameter]:
     """Weights of the embeddings and the head, tied or not."""
-    tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return [p for module in (*tables, *([head] if head is not None else [])) for p in module.parameters()]
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return [p for module in (*tables, model.get_output_embeddings()) for p in module.parameters()]

@@ -136,7 +136,7 @@ class JacobiForcingTrainer(Trainer):
         if self.optimizer is None and self.settings.optimizer == "muon":
             args = self.settings
             betas = (args.adam_beta1, args.adam_beta2)
-            self.optimizer = MuonWithAdamW(self.model, args.learning_rate, betas, args.weight_decay)
+            self.optimizer = MuonWithAdamW(self.backbone.model, args.learning_rate, betas, args.weight_decay)
         return self.optimizer if self.optimizer is not None else super().create_optimizer(model)
 
     def losses(self, inputs: dict[str, Tensor], blocks: int | None = None, targets: int | None = None) -> Losses:
