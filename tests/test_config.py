@@ -199,3 +199,17 @@ def test_an_empty_file_means_no_settings(tmp_path: Path) -> None:
     assert DecodeConfig.load_yaml(path) == DecodeConfig()
     with pytest.raises(ConfigError, match="'model' is missing"):
         RecipeConfig.load_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounds": []}, "'rounds' is empty"),
+        ({"rounds": [{"block_size": 4, "window_size": 2, "steps": 1, "learning_rate": float("nan")}]}, "finite"),
+        ({"rounds": ["x"]}, r"'rounds\[0\]' is not a mapping"),
+    ],
+)
+def test_empty_lists_numbers_that_are_none_and_non_mappings_are_refused(changes, said):
+    recipe = {"model": {"name": "x"}, "prompts": {"source": "a.jsonl"}, "rounds": [], **changes}
+    with pytest.raises(ConfigError, match=said):
+        RecipeConfig.from_dict(recipe)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -74,9 +75,13 @@ class Config:
             value, kind = getattr(self, field.name), hints[field.name]
             if not _matches(value, kind):
                 raise ConfigError(f"'{field.name}' has a wrong value", seen=repr(value), expected=_describe(kind))
+            if value == ():
+                raise ConfigError(f"'{field.name}' is empty", expected="one or more")
             values = value if isinstance(value, tuple) else (value,)
             low, above = field.metadata.get("at_least"), field.metadata.get("above")
             for item in values:
+                if isinstance(item, float) and not math.isfinite(item):
+                    raise ConfigError(f"'{field.name}' has a wrong value", seen=item, expected="a finite number")
                 if low is not None and item is not None and item < low:
                     raise ConfigError(f"'{field.name}' is too small", seen=item, expected=f"at least {low}")
                 if above is not None and item is not None and item <= above:
@@ -91,7 +96,7 @@ class Config:
         """
         if not isinstance(values, Mapping):
             raise ConfigError(
-                f"'{where or cls.__name__}' is not a mapping", seen=repr(values), expected="key: value lines"
+                f"'{where.rstrip('.') or cls.__name__}' is not a mapping", seen=repr(values), expected="key: value lines"
             )
         hints = typing.get_type_hints(cls)
         known = [field.name for field in dataclasses.fields(cls)]
