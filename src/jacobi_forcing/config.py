@@ -96,7 +96,9 @@ class Config:
         """
         if not isinstance(values, Mapping):
             raise ConfigError(
-                f"'{where.rstrip('.') or cls.__name__}' is not a mapping", seen=repr(values), expected="key: value lines"
+                f"'{where.rstrip('.') or cls.__name__}' is not a mapping",
+                seen=repr(values),
+                expected="key: value lines",
             )
         hints = typing.get_type_hints(cls)
         known = [field.name for field in dataclasses.fields(cls)]
