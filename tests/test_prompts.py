@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from jacobi_forcing.config import PromptsConfig
+from jacobi_forcing.config import PromptsConfig, Template
 from jacobi_forcing.embedded.problems import problems
 from jacobi_forcing.errors import DataError, MissingExtraError
-from jacobi_forcing.trajectories.prompts import load_prompts
+from jacobi_forcing.trajectories.prompts import encode_prompt, load_prompts
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
@@ -53,6 +53,36 @@ def test_a_chat_prompt_opens_the_answer_and_starts_with_one_bos(tmp_path: Path) 
         (prompt,) = load_prompts(PromptsConfig(source, template=template), tokenizer(CHAT))
         assert prompt.ids == [BOS, 5, 2, 3, 6]
         assert prompt.text == "<bos>[user] one two [assistant]"
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "template", "text", "ids"),
+    [
+        (CHAT, "auto", "<bos>[user] one two [assistant]", [BOS, 5, 2, 3, 6]),
+        (CHAT, "chat", "<bos>[user] one two [assistant]", [BOS, 5, 2, 3, 6]),
+        (CHAT, "raw", "one two", [BOS, 2, 3]),
+        (None, "auto", "one two", [BOS, 2, 3]),
+    ],
+)
+def test_a_single_prompt_is_encoded_like_one_of_a_file(
+    tmp_path: Path, chat_template: str | None, template: Template, text: str, ids: list[int]
+) -> None:
+    model_tokenizer = tokenizer(chat_template)
+    assert encode_prompt("one two", model_tokenizer, template) == (text, ids)
+    (prompt,) = load_prompts(PromptsConfig(jsonl(tmp_path, {"prompt": "one two"}), template=template), model_tokenizer)
+    assert (prompt.text, prompt.ids) == (text, ids)
+
+
+def test_a_single_prompt_that_cannot_be_encoded_is_an_error_without_a_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(DataError, match="no chat template"):
+        encode_prompt("one", tokenizer(), "chat")
+    with pytest.raises(DataError, match="The prompt is empty"):
+        encode_prompt("", tokenizer("{% for m in messages %}{{ m['content'] }}{% endfor %}"), "auto")
+    with caplog.at_level(logging.INFO, "jacobi_forcing"):
+        encode_prompt("one", tokenizer(), "auto")
+    assert caplog.messages == ["The tokenizer has no chat template: prompts are used as they are"]
 
 
 def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
@@ -144,13 +174,13 @@ def test_an_empty_file_a_missing_file_and_bytes_that_are_no_text_are_errors(tmp_
 def test_a_prompt_must_leave_room_in_the_context(tmp_path: Path) -> None:
     source = jsonl(tmp_path, {"prompt": "one"}, {"prompt": "one two three"})
     assert len(load_prompts(PromptsConfig(source), tokenizer(), context_length=5)) == 2
-    with pytest.raises(DataError, match=r"Prompt 1 is longer than the model's context.*4 tokens.*at most 3"):
+    with pytest.raises(DataError, match=r"Prompt 1 of .* is longer than the model's context.*4 tokens.*at most 3"):
         load_prompts(PromptsConfig(source), tokenizer(), context_length=4)
 
 
 def test_a_prompt_without_tokens_is_an_error(tmp_path: Path) -> None:
     bare = tokenizer("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    with pytest.raises(DataError, match="Prompt 0 is empty"):
+    with pytest.raises(DataError, match=r"Prompt 0 of '.*prompts\.jsonl' is empty"):
         load_prompts(PromptsConfig(jsonl(tmp_path, {"prompt": ""})), bare)
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import PreTrainedTokenizerBase
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.cli import options
@@ -24,7 +21,7 @@ from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError, DataError
 from jacobi_forcing.evaluate.quality import budget, loops
 from jacobi_forcing.loading import GREEDY, Loaded, load
-from jacobi_forcing.trajectories.prompts import load_prompts
+from jacobi_forcing.trajectories.prompts import encode_prompt
 
 DEFAULT_BUDGET = 256
 
@@ -58,10 +55,10 @@ def generate(
         raise ConfigError("'max_new_tokens' is too small", seen=max_new_tokens, expected="at least 1")
     decode = options.settings(DecodeConfig, given)
     settings = options.settings(ModelConfig, given, name=model)
-    options.settings(PromptsConfig, given, source="prompt")  # checks the template before anything is loaded
+    how = options.settings(PromptsConfig, given, source="prompt")  # checks the template before anything is loaded
     text = read_prompt(prompt, prompt_file)
     loaded = load(settings)
-    ids = encode(text, loaded.tokenizer, template)
+    _, ids = encode_prompt(text, loaded.tokenizer, how.template)
     result = answer(loaded, ids, decode, max_new_tokens, show_sweeps=show_sweeps)
     if json:
         print_json(result)
@@ -92,15 +89,6 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         return _not_empty(argument)
     # Files and pipes end with a newline that nobody means.
     return _not_empty(text.removesuffix("\n"))
-
-
-def encode(text: str, tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
-    """The ids of one prompt, made exactly as those that are collected from: through a file of one line."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "prompt.jsonl"
-        file.write_text(dumps({"prompt": text}), encoding="utf-8")
-        config = PromptsConfig.from_dict({"source": str(file), "template": template})
-        return load_prompts(config, tokenizer)[0].ids
 
 
 def _not_empty(text: str) -> str:

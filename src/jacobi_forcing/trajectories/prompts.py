@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from jacobi_forcing.config import PromptsConfig
+from jacobi_forcing.config import PromptsConfig, Template
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.embedded.problems import problems
 from jacobi_forcing.errors import DataError, MissingExtraError
@@ -58,14 +58,14 @@ def load_prompts(
             a prompt is empty or too long.
         MissingExtraError: A hub data set is named and `datasets` is not installed.
     """
-    chat = _wants_chat(config, tokenizer)
+    # Settled once, so that what is to be said about the template is said once and not for every prompt.
+    template: Template = "chat" if _wants_chat(config.template, tokenizer) else "raw"
     end = None if config.limit is None else config.offset + config.limit
     prompts = []
     for index, value, answer in itertools.islice(_records(config), config.offset, end):
-        text = _format(value, tokenizer, chat, f"Prompt {index} of '{config.source}'")
-        # A chat template writes its own special tokens: adding them again would start the text twice.
-        ids = [int(token) for token in tokenizer(text, add_special_tokens=not chat)["input_ids"]]
-        _check_length(index, ids, context_length)
+        where = f"Prompt {index} of '{config.source}'"
+        text, ids = encode_prompt(value, tokenizer, template, where=where)
+        _check_length(where, ids, context_length)
         prompts.append(Prompt(index, text, ids, answer))
     if not prompts:
         wanted = f"{config.limit or 'any'} prompts from {config.offset}"
@@ -73,17 +73,44 @@ def load_prompts(
     return prompts
 
 
-def _wants_chat(config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
+def encode_prompt(
+    text: Any, tokenizer: PreTrainedTokenizerBase, template: Template, *, where: str = "The prompt"
+) -> tuple[str, list[int]]:
+    """Format and tokenise one prompt, exactly as those that are collected from.
+
+    Args:
+        text: A string, or a list of messages, which only a chat template can put into words.
+        tokenizer: The model's own.
+        template: chat: by the tokenizer's chat template; raw: as it is; auto: chat if there is a template.
+        where: What an error calls the prompt.
+
+    Returns:
+        The text with the chat template's marks, and its ids.
+
+    Raises:
+        DataError: There is no chat template or the prompt does not fit it, or it is neither text nor messages, or
+            gives no tokens.
+    """
+    chat = _wants_chat(template, tokenizer)
+    formatted = _format(text, tokenizer, chat, where)
+    # A chat template writes its own special tokens: adding them again would start the text twice.
+    ids = [int(token) for token in tokenizer(formatted, add_special_tokens=not chat)["input_ids"]]
+    if not ids:
+        raise DataError(f"{where} is empty", expected="at least 1 token", remedy="put text into it or remove it")
+    return formatted, ids
+
+
+def _wants_chat(template: Template, tokenizer: PreTrainedTokenizerBase) -> bool:
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    if config.template == "chat" and not has_template:
+    if template == "chat" and not has_template:
         raise DataError(
             "The tokenizer has no chat template",
             seen="template: chat",
             remedy="set template to raw, or use a chat model",
         )
-    if config.template == "auto" and not has_template:
+    if template == "auto" and not has_template:
         logger.info("The tokenizer has no chat template: prompts are used as they are")
-    return has_template and config.template != "raw"
+    return has_template and template != "raw"
 
 
 def _format(value: Any, tokenizer: PreTrainedTokenizerBase, chat: bool, where: str) -> str:
@@ -114,12 +141,10 @@ def _messages(value: Any) -> list[dict[str, Any]] | None:
     return [dict(item) for item in value]
 
 
-def _check_length(index: int, ids: Sequence[int], context_length: int | None) -> None:
-    if not ids:
-        raise DataError(f"Prompt {index} is empty", expected="at least 1 token", remedy="remove it from the source")
+def _check_length(where: str, ids: Sequence[int], context_length: int | None) -> None:
     if context_length is not None and len(ids) >= context_length:
         raise DataError(
-            f"Prompt {index} is longer than the model's context",
+            f"{where} is longer than the model's context",
             seen=f"{len(ids)} tokens",
             expected=f"at most {context_length - 1}",
             remedy="shorten or remove it",
