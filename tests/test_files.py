@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from jacobi_forcing.errors import ArtefactError
-from jacobi_forcing.files import link_folder, new_folder, read_json, remove, write_json, write_text
+from jacobi_forcing.files import (
+    file_sha256,
+    link_folder,
+    new_folder,
+    read_json,
+    remove,
+    write_file,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -13,6 +22,26 @@ def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path) 
     write_text(tmp_path / "deep" / "a.txt", "new")
     assert (tmp_path / "deep" / "a.txt").read_text() == "new"
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.txt"]
+
+
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    target = write_text(tmp_path / "a.bin", "old")
+
+    def half(path: Path) -> None:
+        path.write_bytes(b"ha")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_file(target, half)
+    assert target.read_text() == "old"
+    write_file(target, lambda path: path.write_bytes(b"\x00new"))
+    assert target.read_bytes() == b"\x00new"
+
+
+def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    # What sha256sum prints for these three letters.
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert file_sha256(write_text(tmp_path / "a.txt", "abc")) == expected
 
 
 def test_json_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -3,39 +3,62 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jacobi_forcing.errors import ArtefactError
 
-_TEMPORARY = ".tmp"
+TEMPORARY = ".tmp"
+"""What the name of an unfinished file or folder ends in."""
 _OLD = ".old"
 
 
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file under a temporary name, then rename it; folders are made as needed.
+def write_file(path: str | Path, write: Callable[[Path], object]) -> Path:
+    """Let `write` fill a file under a temporary name, flush it to disk, then rename it; folders are made as needed.
+
+    The file is whole or absent, or still the old one, even after a power cut.
 
     Raises:
         ArtefactError: The disk refuses.
     """
     target = Path(path)
-    temporary = target.with_name(target.name + _TEMPORARY)
+    temporary = target.with_name(target.name + TEMPORARY)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        write(temporary)
+        _flush(temporary, os.O_RDWR)
         os.replace(temporary, target)
+        if os.name == "posix":  # elsewhere a folder cannot be opened
+            _flush(target.parent, os.O_RDONLY)
     except OSError as error:
         raise ArtefactError(
-            f"Cannot write '{path}'", seen=error.strerror, remedy="check the path and the disk"
+            f"Cannot write '{path}'", seen=error.strerror or str(error), remedy="check the path and the disk"
         ) from error
     return target
+
+
+def _flush(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file as `write_file` does."""
+    return write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: str | Path, value: Any) -> Path:
@@ -62,7 +85,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder to fill; it takes its name, and the place of an older one, when the block ends without an error."""
     target = Path(path)
-    temporary, old = (target.with_name(target.name + end) for end in (_TEMPORARY, _OLD))
+    temporary, old = (target.with_name(target.name + end) for end in (TEMPORARY, _OLD))
     for left_behind in (temporary, old):
         shutil.rmtree(left_behind, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jacobi_forcing.errors import ArtefactError, DataError, ModelError
+from jacobi_forcing.files import file_sha256
 
 if TYPE_CHECKING:
     import torch
@@ -141,8 +142,7 @@ def folder_fingerprint(path: str | os.PathLike[str], *, ignore: Collection[str] 
         if any(fnmatch(file.name, pattern) for pattern in ignore):
             continue
         try:
-            with file.open("rb") as stream:
-                content = hashlib.file_digest(stream, "sha256").hexdigest()
+            content = file_sha256(file)
         except OSError as error:
             raise ArtefactError("A file of the folder cannot be read", seen=f"{file}: {error.strerror}") from error
         digest.update(f"{file.relative_to(root).as_posix()}\0{content}\0".encode())

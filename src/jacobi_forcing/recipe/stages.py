@@ -18,7 +18,7 @@ from typing import Any, Literal
 from jacobi_forcing import provenance
 from jacobi_forcing.config import ModelConfig, PromptsConfig, RecipeConfig, RoundConfig
 from jacobi_forcing.errors import ArtefactError
-from jacobi_forcing.files import read_json, write_json
+from jacobi_forcing.files import file_sha256, read_json, write_json
 from jacobi_forcing.loading import locate
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.settings import round_prompts
@@ -98,8 +98,7 @@ def prompts_inputs(prompts: PromptsConfig) -> dict[str, Any]:
     """What identifies prompts: the content of the file, or the name of the source, and the slice."""
     inputs = prompts.to_dict()
     if Path(prompts.source).is_file():
-        with open(prompts.source, "rb") as file:
-            inputs["content"] = hashlib.file_digest(file, "sha256").hexdigest()
+        inputs["content"] = file_sha256(Path(prompts.source))
         del inputs["source"]
     return inputs
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jacobi_forcing.errors import ArtefactError, DataError
-from jacobi_forcing.trajectories.files import TEMPORARY, file_sha256, write_atomically
+from jacobi_forcing.files import TEMPORARY, file_sha256, write_file, write_text
 from jacobi_forcing.trajectories.trajectory import Trajectory, read_parquet, require_pyarrow, write_parquet
 
 __all__ = ["Trajectory", "TrajectoryReader", "TrajectoryWriter", "read_manifest"]
@@ -138,7 +138,7 @@ class TrajectoryWriter:
         if other := {t.block_size for t in trajectories} - {self._manifest["block_size"]}:
             raise DataError("A trajectory has another block size", seen=other, expected=self._manifest["block_size"])
         path = self.folder / f"shard-{shard:05d}.parquet"
-        write_atomically(path, lambda temporary: write_parquet(temporary, trajectories))
+        write_file(path, lambda temporary: write_parquet(temporary, trajectories))
         entry = {
             "shard": shard,
             "file": path.name,
@@ -165,8 +165,7 @@ class TrajectoryWriter:
             self._save_manifest()
 
     def _save_manifest(self) -> None:
-        text = json.dumps(self._manifest, indent=2) + "\n"
-        write_atomically(self.folder / MANIFEST, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_text(self.folder / MANIFEST, json.dumps(self._manifest, indent=2) + "\n")
 
 
 class TrajectoryReader:
