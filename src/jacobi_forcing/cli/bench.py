@@ -11,9 +11,9 @@ from jacobi_forcing import provenance
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.speed import SCHEMA_VERSION
 from jacobi_forcing.bench.speed import bench as measure
-from jacobi_forcing.bench.table import COLUMNS, LEGEND, notes, rows
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, note, print_json, print_table
+from jacobi_forcing.cli.console import Bars, print_json
+from jacobi_forcing.cli.tables import show_models
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PromptsConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.files import write_json
@@ -72,9 +72,7 @@ def bench(
     )
     models = [options.settings(ModelConfig, given, name=name) for name in [model, *(compare or [])]]
     results = _measure(models, asked)
-    print_table(COLUMNS, rows(results), to_stderr=json)
-    for text in [LEGEND, *notes(results)]:
-        note(text)
+    show_models(results, to_stderr=json)
     report = _report(results, source, draft_seed)
     if output is not None:
         write_json(output, report)

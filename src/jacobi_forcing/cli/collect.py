@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, print_json, print_text
+from jacobi_forcing.cli.console import Bars, print_result
 from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
@@ -52,7 +52,5 @@ def collect(
             reporter=bars,
         )
         bars.end("collect", result["summary"])
-    if json:
-        print_json({**result, "output": str(output), "block_size": block_size, "model": model})
-    else:
-        print_text(str(output))
+    figures = {**result, "output": str(output), "block_size": block_size, "model": model}
+    print_result(str(output), figures, json=json)

@@ -77,6 +77,14 @@ def print_text(text: str, *, to_stderr: bool = False) -> None:
     print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
+def print_result(text: str, figures: Mapping[str, Any], *, json: bool) -> None:
+    """What a verb hands on: one line of text, or all its figures as JSON."""
+    if json:
+        print_json(figures)
+    else:
+        print_text(text)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stderr: bool = False) -> None:
     """A table for people; figures stand right."""
     table = Table(*columns, header_style="bold", box=None, pad_edge=False)

@@ -6,12 +6,11 @@ import shlex
 from pathlib import Path
 
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, note, print_json, print_text
+from jacobi_forcing.cli.console import note, print_json, print_text
 from jacobi_forcing.cli.generate import answer, describe
-from jacobi_forcing.cli.run import Fresh, Output, Overrides, Redo, show_report
+from jacobi_forcing.cli.run import Fresh, Output, Overrides, Redo, note_places, run_and_show
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, RecipeConfig
 from jacobi_forcing.loading import load
-from jacobi_forcing.recipe import load_recipe, run_recipe
 from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
 
 
@@ -26,13 +25,10 @@ def quickstart(
 
     A second call goes on where the first was stopped, or shows its result again.
     """
-    settings = load_recipe("quickstart", overrides or [], output)
-    with Bars() as bars:
-        report = run_recipe(settings, fresh=fresh, redo=redo, reporter=bars)
-    show_report(report, to_stderr=json)
+    settings, report = run_and_show("quickstart", overrides, output, fresh=fresh, redo=redo, to_stderr=json)
     folder = Path(settings.output) / "model"
     sample = _show_sample(settings, folder, to_stderr=json) if settings.evaluation is not None else None
-    note(f"Model: {folder}   report: {Path(settings.output) / 'report.json'}")
+    note_places(settings)
     if sample is not None:
         note("Next:")
         for command in _next(folder, sample):

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from jacobi_forcing.bench.table import COLUMNS, LEGEND, notes, rows
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, note, print_json, print_table
+from jacobi_forcing.cli.console import Bars, note, print_json
+from jacobi_forcing.cli.tables import show_models
+from jacobi_forcing.config import RecipeConfig
 from jacobi_forcing.recipe import load_recipe, run_recipe
 
 Overrides = Annotated[
@@ -37,18 +38,24 @@ def run(
 
     Paths in a recipe are relative to the working folder.
     """
-    settings = load_recipe(recipe, overrides or [], output)
-    with Bars() as bars:
-        report = run_recipe(settings, fresh=fresh, redo=redo, reporter=bars)
-    show_report(report, to_stderr=json)
-    note(f"Model: {Path(settings.output) / 'model'}   report: {Path(settings.output) / 'report.json'}")
+    settings, report = run_and_show(recipe, overrides, output, fresh=fresh, redo=redo, to_stderr=json)
+    note_places(settings)
     if json:
         print_json({**report, "output": settings.output})
 
 
-def show_report(report: dict[str, Any], *, to_stderr: bool) -> None:
-    """The table of a run, and what it means."""
+def run_and_show(
+    recipe: str, overrides: list[str] | None, output: Path | None, *, fresh: bool, redo: str | None, to_stderr: bool
+) -> tuple[RecipeConfig, dict[str, Any]]:
+    """Run a recipe and show its table; returns its settings and its report."""
+    settings = load_recipe(recipe, overrides or [], output)
+    with Bars() as bars:
+        report = run_recipe(settings, fresh=fresh, redo=redo, reporter=bars)
     if report["models"]:
-        print_table(COLUMNS, rows(report["models"]), to_stderr=to_stderr)
-        for text in [LEGEND, *notes(report["models"])]:
-            note(text)
+        show_models(report["models"], to_stderr=to_stderr)
+    return settings, report
+
+
+def note_places(settings: RecipeConfig) -> None:
+    """Say where a run has left its model and report."""
+    note(f"Model: {Path(settings.output) / 'model'}   report: {Path(settings.output) / 'report.json'}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, print_json, print_text
+from jacobi_forcing.cli.console import Bars, print_result
 from jacobi_forcing.config import ModelConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.recipe.run import alone, refuse_foreign, trainer
@@ -56,7 +56,5 @@ def train(
         refuse_other_settings(output, [stage], "use another --output")
         work = functools.partial(trainer(), loading, trajectories, settings, output, seed=seed, reporter=bars)
         result = perform(output, stage, work, bars, seed=seed)
-    if json:
-        print_json({**result, "model": str(output / "model"), "block_size": reader.block_size})
-    else:
-        print_text(str(output / "model"))
+    trained = str(output / "model")
+    print_result(trained, {**result, "model": trained, "block_size": reader.block_size}, json=json)
