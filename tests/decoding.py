@@ -13,11 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from jacobi_forcing import DecodeConfig, generate
-from jacobi_forcing.decode.drafts import ROWS, DraftFill, Row
+from jacobi_forcing.decode.drafts import DraftFill
+from jacobi_forcing.decode.engine import ROWS
+from jacobi_forcing.decode.ngrams import NgramPool
+from jacobi_forcing.decode.rows import Row
 from jacobi_forcing.decode.stats import RowStats
 from tiny_models import VOCAB, shared_model
 
-DECODERS = ("ar", "jacobi", "window")
+DECODERS = ("ar", "jacobi", "window", "recycle", "multiblock")
 
 
 def prompt(length: int = 11, seed: int = 0) -> list[int]:
@@ -81,7 +84,8 @@ def told_row(
             right = truth[len(self.generated) :][:count]
             return [rng.randrange(VOCAB) if rng.random() < wrong else token for token in right]
 
-    return Told(ids, config, eos_ids, max_new_tokens, DraftFill(config, ids))
+    pool = NgramPool() if config.candidates else None
+    return Told(ids, config, eos_ids, max_new_tokens, DraftFill(config, ids), pool)
 
 
 SCRIPT = list(range(20, 60))

@@ -135,11 +135,3 @@ def test_rows_do_not_leave_while_slots_are_pending() -> None:
     write(cache, [[2], [12]])
     with pytest.raises(CacheError, match="pending"):
         cache.select_rows([0])
-
-
-def test_a_mask_of_the_lowest_values_matches_the_keys() -> None:
-    cache = filled([1, 2])
-    lowest = cache.lowest((1, 1, 2, 3))
-    assert lowest.shape == (1, 1, 2, 3)
-    assert lowest.dtype == torch.float32
-    assert (lowest == torch.finfo(torch.float32).min).all()

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jacobi_forcing import __version__
 from jacobi_forcing.cli import main
-from jacobi_forcing.config import DecodeConfig, RoundConfig, dataclasses_help
+from jacobi_forcing.config import DecodeConfig, RoundConfig
+from jacobi_forcing.schema import dataclasses_help
 from tiny_folder import save_prompts, save_tiny
 
 VERBS = ("generate", "collect", "train", "run", "bench", "quickstart")

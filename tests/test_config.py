@@ -10,7 +10,6 @@ import pytest
 
 from jacobi_forcing.config import (
     CollectConfig,
-    Config,
     DecodeConfig,
     EvaluationConfig,
     ModelConfig,
@@ -19,6 +18,7 @@ from jacobi_forcing.config import (
     RoundConfig,
 )
 from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.schema import Config
 
 ALL = (DecodeConfig, ModelConfig, PromptsConfig, CollectConfig, RoundConfig, EvaluationConfig, RecipeConfig)
 ROUND: dict[str, Any] = {"block_size": 16, "window_size": 8, "steps": 10}

@@ -12,8 +12,8 @@ from decoding import DECODERS, prompt, reference, told_row
 from jacobi_forcing import DecodeConfig
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.cache import KVCache
-from jacobi_forcing.decode.drafts import Row
 from jacobi_forcing.decode.engine import make_row, sweeps
+from jacobi_forcing.decode.rows import Row
 from tiny_models import ARCHITECTURES, shared_model
 
 

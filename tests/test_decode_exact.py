@@ -12,7 +12,7 @@ from jacobi_forcing.blocks import truncate
 from jacobi_forcing.decode.engine import make_row, run
 from tiny_models import ARCHITECTURES, VOCAB, shared_model, tiny_model
 
-PARALLEL = ("jacobi", "window")
+PARALLEL = ("jacobi", "window", "recycle", "multiblock")
 BLOCK_SIZES = (1, 2, 3, 4, 16, 64)
 each_architecture = pytest.mark.parametrize("arch", ARCHITECTURES)
 

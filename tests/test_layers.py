@@ -21,6 +21,7 @@ LAYERS = (
     "errors",
     "files",
     "blocks",
+    "schema",
     "config",
     "provenance",
     "embedded",

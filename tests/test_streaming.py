@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from decoding import DECODERS, SCRIPT, ScriptedModel, prompt, reference, run_script
 from jacobi_forcing import DecodeConfig, generate
-from jacobi_forcing.decode.stats import DecodeStats, RowStats
+from jacobi_forcing.decode.stats import DecodeStats, RowStats, SweepStats
 from jacobi_forcing.errors import ConfigError
 from tiny_models import shared_model
 
@@ -23,6 +23,11 @@ TRACES = {
     "ar": {"accepted": [1] * 12, "slots": [3] + [1] * 11},
     "jacobi": {"accepted": [1, 4, 1, 3, 1, 2], "slots": [7, 4, 4, 3, 3, 2]},
     "window": {"accepted": [1, 4, 1, 4, 1, 1], "slots": [7, 4, 4, 4, 2, 1]},
+    # No token of the script comes twice, so the pool has nothing to offer.
+    "recycle": {"accepted": [1, 4, 1, 4, 1, 1], "slots": [7, 4, 4, 4, 2, 1]},
+    # A block of 4 starts the next when ceil(0.85 * 4) = 4 tokens are accepted: when it is full. So as `jacobi`, but that
+    # a prediction beyond the block's end waits in the pool and lengthens the draft.
+    "multiblock": {"accepted": [1, 4, 1, 4, 1, 1], "slots": [7, 4, 4, 4, 2, 1]},
 }
 
 
@@ -50,8 +55,13 @@ def test_only_tokens_up_to_the_end_are_counted() -> None:
     assert stats.histogram == {1: 3, 4: 1}
 
 
+def counted(*accepted: int) -> RowStats:
+    """Counts of a row whose sweeps added these numbers of tokens."""
+    return RowStats(sum(accepted), [SweepStats(number, number, 0, number) for number in accepted])
+
+
 def test_a_batch_counts_each_rows_own_forwards() -> None:
-    stats = DecodeStats([RowStats(5, [1, 4]), RowStats(3, [1, 1, 1])])
+    stats = DecodeStats([counted(1, 4), counted(1, 1, 1)])
     assert (stats.tokens, stats.forwards, stats.tokens_per_forward) == (8, 5, 1.6)
     assert DecodeStats([]).tokens_per_forward == 0.0
     assert RowStats().tokens_per_forward == 0.0

@@ -74,9 +74,9 @@ class Backbone:
                 return as_ids(value)
         return []
 
-    def new_cache(self, rows: int = 1) -> KVCache:
-        """An empty cache for `rows` rows."""
-        return KVCache(rows)
+    def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
+        """An empty cache for `rows` rows, of fixed size if a capacity is given."""
+        return KVCache(rows, capacity)
 
     def attention_mask(self, visible: Tensor, q_positions: Tensor, kv_positions: Tensor) -> MaskLike:
         """Turn what may be seen into what the model's layers take.
@@ -104,19 +104,20 @@ class Backbone:
         The same values from two small operations: a sweep of a few tokens notices the difference.
 
         Returns:
-            A mask [1, 1, queries, committed + queries], or one for each kind of layer where kinds are mixed. None where
-            the library needs none either, because nothing is committed or because the only query sees every key.
+            A mask [1, 1, queries, columns of the cache], or one for each kind of layer where kinds are mixed. None
+            where the library needs none either, because nothing is committed or the only query sees every key;
+            buffers of fixed size always need one.
         """
-        committed = cache.width
+        committed, columns = cache.width, cache.columns(queries)
         sees_all = queries == 1 and all(window is None or window > committed for window in self.windows.values())
-        if committed == 0 or sees_all:
+        if cache.capacity is None and (committed == 0 or sees_all):
             return None
-        shape = (1, 1, queries, committed + queries)
+        lowest = torch.full((1, 1, queries, columns), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
         masks: dict[str, Tensor] = {}
         for kind, window in self.windows.items():
-            masks[kind] = cache.lowest(shape).triu_(committed + 1)
+            masks[kind] = lowest.triu(committed + 1)
             if window is not None:
-                masks[kind] += cache.lowest(shape).tril_(committed - window)
+                masks[kind] += lowest.tril(committed - window)
         return _one_or_all(masks)
 
     def forward(

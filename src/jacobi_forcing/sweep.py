@@ -50,9 +50,11 @@ class Lines:
     start: int | None = None
 
     @classmethod
-    def pack(cls, rows: Sequence[Sequence[Line]], device: torch.device | str = "cpu") -> Lines:
-        """Lay each row's lines side by side and pad the rows to one length."""
-        width = max(sum(len(line.ids) for line in row) for row in rows)
+    def pack(
+        cls, rows: Sequence[Sequence[Line]], device: torch.device | str = "cpu", slots: int | None = None
+    ) -> Lines:
+        """Lay each row's lines side by side and pad the rows to `slots`, by default to the longest of them."""
+        width = slots or max(sum(len(line.ids) for line in row) for row in rows)
         ids, positions, index, prefix = [], [], [], []
         for row in rows:
             row_ids = [token for line in row for token in line.ids]
@@ -61,24 +63,38 @@ class Lines:
             positions.append([p for line in row for p in range(line.start, line.start + len(line.ids))] + [0] * unused)
             index.append([i for i, line in enumerate(row) for _ in line.ids] + [PADDING] * unused)
             prefix.append([line.start for line in row for _ in line.ids] + [0] * unused)
-        abreast = not any(map(any, index)) and all(row == positions[0] for row in positions)
+        # Padding behind a lone line is masked by causality alone, so it does not count.
+        lone = all(len(row) == 1 and len(row[0].ids) == len(rows[0][0].ids) for row in rows)
+        abreast = lone and all(row == positions[0] for row in positions)
         start = positions[0][0] if abreast else None
         # One tensor, so that there is one copy to the device.
         table = torch.tensor([ids, positions, index, prefix], device=device).unbind(0)
         return cls(table[0], table[1], table[2], table[3], start)
 
-    def visible(self, committed: int) -> Tensor:
-        """What each slot may see: bool [R, Q, committed + Q], committed slots first."""
+    def visible(self, committed: int, columns: int | None = None) -> Tensor:
+        """What each slot may see: bool [R, Q, columns], committed slots first, then the lines', then none.
+
+        Args:
+            committed: Columns of the committed part.
+            columns: Keys in all; committed + Q by default.
+        """
         slots = torch.arange(committed, device=self.ids.device)
         before = slots[None, None, :] < self.prefix[:, :, None]
         same_line = self.line[:, :, None] == self.line[:, None, :]
         causal = self.positions[:, :, None] >= self.positions[:, None, :]
-        return torch.cat([before, same_line & causal], dim=-1)
+        seen = torch.cat([before, same_line & causal], dim=-1)
+        return _padded(seen, columns)
 
-    def kv_positions(self, committed: int) -> Tensor:
-        """Position of every key [R, committed + Q]; a committed slot's index is its position."""
+    def kv_positions(self, committed: int, columns: int | None = None) -> Tensor:
+        """Position of every key [R, columns]; a committed slot's index is its position. See `visible`."""
         slots = torch.arange(committed, device=self.ids.device).expand(self.ids.shape[0], -1)
-        return torch.cat([slots, self.positions], dim=-1)
+        return _padded(torch.cat([slots, self.positions], dim=-1), columns)
+
+
+def _padded(values: Tensor, columns: int | None) -> Tensor:
+    """Zeros (or False) behind the last column, up to `columns`."""
+    missing = 0 if columns is None else columns - values.shape[-1]
+    return torch.nn.functional.pad(values, (0, missing)) if missing else values
 
 
 def sweep_logits(backbone: Backbone, cache: KVCache, lines: Lines, keep: Tensor | None = None) -> Tensor:
@@ -93,12 +109,15 @@ def sweep_logits(backbone: Backbone, cache: KVCache, lines: Lines, keep: Tensor 
     Returns:
         Logits [R, Q or k, V].
     """
+    queries = lines.ids.shape[1]
     if lines.start == cache.width:
         # One line per row, right behind everything that is committed: plain causal attention.
-        mask = backbone.causal_mask(lines.ids.shape[1], cache)
+        mask = backbone.causal_mask(queries, cache)
     else:
-        visible = lines.visible(cache.width)
-        mask = backbone.attention_mask(visible, lines.positions, lines.kv_positions(cache.width))
+        columns = cache.columns(queries)
+        visible = lines.visible(cache.width, columns)
+        mask = backbone.attention_mask(visible, lines.positions, lines.kv_positions(cache.width, columns))
+    cache.stage(queries, lines.ids.device)
     return backbone.forward(lines.ids, lines.positions, mask, cache, keep)
 
 

@@ -11,14 +11,13 @@ import typer
 
 from jacobi_forcing.config import (
     CollectConfig,
-    Config,
     DecodeConfig,
     EvaluationConfig,
     ModelConfig,
     PromptsConfig,
     RoundConfig,
-    dataclasses_help,
 )
+from jacobi_forcing.schema import Config, dataclasses_help
 
 
 def option(config: type[Config], field: str, *names: str, **details: Any) -> Any:

@@ -1,19 +1,40 @@
-"""The loop: propose lines, sweep once, keep what was accepted. Rows finish and leave on their own."""
+"""The loop: propose lines, sweep once, keep the best line. Rows finish and leave on their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.cache import KVCache
 from jacobi_forcing.config import DecodeConfig
-from jacobi_forcing.decode.drafts import ROWS, DraftFill, Row
+from jacobi_forcing.decode.drafts import DraftFill
+from jacobi_forcing.decode.multiblock import MultiblockRow
+from jacobi_forcing.decode.ngrams import NgramPool
+from jacobi_forcing.decode.rows import JacobiRow, RecycleRow, Row, Stop, WindowRow
 from jacobi_forcing.errors import DataError, ModelError
-from jacobi_forcing.sweep import Lines, sweep
+from jacobi_forcing.sweep import Line, Lines, sweep_logits
+
+ROWS: dict[str, type[Row]] = {
+    "ar": Row,
+    "jacobi": JacobiRow,
+    "window": WindowRow,
+    "recycle": RecycleRow,
+    "multiblock": MultiblockRow,
+}
+CAPACITY_STEP = 256
+"""Fixed buffers hold a multiple of this many slots, so that calls of similar length share their shapes."""
 
 OnSweep = Callable[[list[Row]], None]
+Choose = Callable[[Tensor, Sequence[Row], Sequence[Sequence[Line]], int], Tensor]
+"""The next token at every slot: (logits [R, k, V], rows, their lines, first slot that has logits) -> ids [R, k]."""
+
+
+def greedy(logits: Tensor, rows: Sequence[Row], lines: Sequence[Sequence[Line]], first: int) -> Tensor:
+    """The most probable token at every slot [R, k]."""
+    return logits.argmax(dim=-1)
 
 
 def make_row(
@@ -23,6 +44,7 @@ def make_row(
     eos_ids: Sequence[int],
     max_new_tokens: int,
     vocabulary: Sequence[int] | None = None,
+    stop: Stop | None = None,
 ) -> Row:
     """Check one prompt and build its state machine.
 
@@ -47,49 +69,93 @@ def make_row(
             expected=f"at most {limit}",
             remedy=f"use max_new_tokens={limit - len(prompt)} or less",
         )
-    fill = DraftFill(config, prompt, vocabulary)
-    return ROWS[config.decoder](prompt, config, eos_ids, max_new_tokens, fill)
+    recycles = config.decoder in ("recycle", "multiblock") and config.candidates > 0
+    pool = NgramPool() if recycles or config.draft_init == "pool" else None
+    fill = DraftFill(config, prompt, vocabulary, pool)
+    return ROWS[config.decoder](prompt, config, eos_ids, max_new_tokens, fill, pool, stop)
 
 
 @torch.inference_mode()
-def sweeps(backbone: Backbone, rows: Sequence[Row]) -> Iterator[tuple[list[Row], KVCache]]:
+def sweeps(backbone: Backbone, rows: Sequence[Row], choose: Choose = greedy) -> Iterator[tuple[list[Row], KVCache]]:
     """Decode all rows to their end, in place, one sweep a step.
 
     Args:
         backbone: The model.
-        rows: Fresh rows; each progresses at its own speed and leaves the batch when it has finished.
+        rows: Fresh rows with the same settings; each progresses at its own speed and leaves the batch when it has
+            finished. With `static_shapes` it stays, empty, until half of the rows have, so that the number of shapes is
+            small.
+        choose: Makes the next token at every slot out of the logits; it must depend on a slot's own prefix alone.
 
     Yields:
-        After every sweep the rows that took part and their cache, row for row: it holds the KV of each row's prompt and
+        After every sweep the rows of the batch and their cache, row for row: it holds the KV of each row's prompt and
         of its generated tokens but the last, and nothing else.
     """
-    active, device = list(rows), backbone.device
-    cache = backbone.new_cache(len(active))
-    while active:
-        lines = Lines.pack([[row.propose()] for row in active], device)
-        first = min(row.first_needed for row in active)
-        keep = torch.arange(first, lines.ids.shape[1], device=device) if first else None
+    seats, device = list(rows), backbone.device
+    shapes = _Shapes(rows) if rows and rows[0].config.static_shapes else None
+    cache = backbone.new_cache(len(seats), shapes.capacity if shapes else None)
+    while seats:
+        proposed = [[] if row.finished else row.propose() for row in seats]
+        slots = max(sum(len(line.ids) for line in lines) for lines in proposed)
+        lines = Lines.pack(proposed, device, shapes.slots(slots) if shapes else slots)
+        first = min(row.first_needed for row in seats if not row.finished)
+        keep = _kept_columns(first, lines.ids.shape[1], device)
+        chosen = choose(sweep_logits(backbone, cache, lines, keep), seats, proposed, first)
         # The one place where host and device meet.
-        predictions = sweep(backbone, cache, lines, keep).tolist()
+        predictions = chosen.tolist()
         cache.commit(
-            [row.absorb(told[row.first_needed - first :]) for row, told in zip(active, predictions, strict=True)]
+            [
+                row.absorb(told[row.first_needed - first :]) if not row.finished else ()
+                for row, told in zip(seats, predictions, strict=True)
+            ]
         )
-        yield active, cache
-        if any(row.finished for row in active):
-            staying = [index for index, row in enumerate(active) if not row.finished]
-            active = [active[index] for index in staying]
-            if active:
+        yield seats, cache
+        staying = [index for index, row in enumerate(seats) if not row.finished]
+        if len(staying) < len(seats) and (shapes is None or len(staying) <= len(seats) // 2):
+            seats = [seats[index] for index in staying]
+            if seats:
                 cache.select_rows(staying)
 
 
-def run(backbone: Backbone, rows: Sequence[Row], on_sweep: OnSweep | None = None) -> None:
+def run(backbone: Backbone, rows: Sequence[Row], on_sweep: OnSweep | None = None, choose: Choose = greedy) -> None:
     """Decode all rows to their end, in place.
 
     Args:
         backbone: The model.
         rows: Fresh rows; see `sweeps`.
-        on_sweep: Called after every sweep with the rows that took part.
+        on_sweep: Called after every sweep with the rows of the batch.
+        choose: See `sweeps`.
     """
-    for active, _ in sweeps(backbone, rows):
+    for seats, _ in sweeps(backbone, rows, choose):
         if on_sweep is not None:
-            on_sweep(active)
+            on_sweep(seats)
+
+
+def _kept_columns(first: int, slots: int, device: torch.device) -> Tensor | None:
+    """Columns whose logits are wanted; None for all."""
+    return torch.arange(first, slots, device=device) if first else None
+
+
+class _Shapes:
+    """The few sizes that sweeps are padded to when no shape may change from step to step.
+
+    Powers of two, not below what one draft takes; and room for the longest text and the widest sweep behind it.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        config = rows[0].config
+        draft = 1 if config.decoder == "ar" else config.block_size
+        blocks = config.num_blocks if config.decoder == "multiblock" else 1
+        lines = 1 + (config.candidates if config.decoder in ("recycle", "multiblock") else 0)
+        self._least = _power_of_two(draft)
+        widest = self.slots(draft * blocks + (lines - 1) * (draft + 1))
+        longest = max(row.prompt_length + row.max_new_tokens for row in rows)
+        prefill = self.slots(max(row.prompt_length for row in rows) + draft * blocks)
+        self.capacity = -(-max(longest + widest, prefill) // CAPACITY_STEP) * CAPACITY_STEP
+
+    def slots(self, needed: int) -> int:
+        """The size that a sweep of this many slots is padded to."""
+        return max(self._least, _power_of_two(needed))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()

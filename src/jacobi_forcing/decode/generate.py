@@ -15,8 +15,8 @@ from transformers.utils import ModelOutput
 
 from jacobi_forcing.backbone import Backbone, as_ids
 from jacobi_forcing.config import DecodeConfig
-from jacobi_forcing.decode.drafts import Row
 from jacobi_forcing.decode.engine import make_row, run
+from jacobi_forcing.decode.rows import Row
 from jacobi_forcing.decode.stats import DecodeStats
 from jacobi_forcing.errors import ConfigError
 

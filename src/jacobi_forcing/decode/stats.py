@@ -1,9 +1,27 @@
-"""Counts of a decoding run: exact tokens and forwards, prefill included."""
+"""Counts of a decoding run: exact tokens and forwards, prefill included, and what became of every draft."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStats:
+    """One forward pass of one row.
+
+    Attributes:
+        proposed: Guesses in all lines, tokens.
+        accepted: Tokens that it added to the text: accepted guesses and the prediction behind them.
+        line: Index of the line that won: 0 the draft, 1, 2, … candidates.
+        slots: Tokens that went through the model, the prompt's in the prefill included.
+    """
+
+    proposed: int
+    accepted: int
+    line: int
+    slots: int
 
 
 @dataclass
@@ -12,16 +30,25 @@ class RowStats:
 
     Attributes:
         tokens: Generated tokens, the end-of-text token included.
-        accepted: For each forward pass, how many tokens it added to the text (prefill first).
+        sweeps: Every forward pass, prefill first.
+        right: How many draft guesses at each distance from the accepted prefix (0 is next to it) the final text has.
+        tried: How many draft guesses were made at each distance, those beyond the end of the text not counted.
     """
 
     tokens: int = 0
-    accepted: list[int] = field(default_factory=list)
+    sweeps: list[SweepStats] = field(default_factory=list)
+    right: list[int] = field(default_factory=list)
+    tried: list[int] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> list[int]:
+        """For each forward pass, how many tokens it added to the text (prefill first)."""
+        return [sweep.accepted for sweep in self.sweeps]
 
     @property
     def forwards(self) -> int:
         """Forward passes, prefill included."""
-        return len(self.accepted)
+        return len(self.sweeps)
 
     @property
     def tokens_per_forward(self) -> float:
@@ -32,6 +59,33 @@ class RowStats:
     def histogram(self) -> dict[int, int]:
         """How many forwards added 1, 2, 3, … tokens."""
         return dict(sorted(Counter(self.accepted).items()))
+
+    @property
+    def lines_won(self) -> dict[int, int]:
+        """How many forwards each line won: 0 the draft, 1, 2, … candidates."""
+        return dict(sorted(Counter(sweep.line for sweep in self.sweeps).items()))
+
+    @property
+    def draft_accuracy(self) -> list[float]:
+        """Share of right guesses by distance from the accepted prefix, whether or not they were accepted there."""
+        return shares(self.right, self.tried)
+
+    def grade(self, text: Sequence[int], drafts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Fill `right` and `tried`.
+
+        Args:
+            text: The final generated tokens.
+            drafts: For each forward pass the length of the accepted text, and the guesses behind it.
+        """
+        longest = max((len(guesses) for _, guesses in drafts), default=0)
+        self.right, self.tried = [0] * longest, [0] * longest
+        for start, guesses in drafts:
+            for distance, (guess, token) in enumerate(zip(guesses, text[start:], strict=False)):
+                self.tried[distance] += 1
+                self.right[distance] += guess == token
+        while self.tried and not self.tried[-1]:
+            self.tried.pop()
+            self.right.pop()
 
 
 @dataclass
@@ -58,3 +112,39 @@ class DecodeStats:
     def tokens_per_forward(self) -> float:
         """TPF over all rows."""
         return self.tokens / self.forwards if self.forwards else 0.0
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """How many forwards added 1, 2, 3, … tokens to their row."""
+        counts: Counter[int] = Counter()
+        for row in self.rows:
+            counts.update(row.histogram)
+        return dict(sorted(counts.items()))
+
+    @property
+    def lines_won(self) -> dict[int, int]:
+        """How many forwards each line won: 0 the draft, 1, 2, … candidates."""
+        counts: Counter[int] = Counter()
+        for row in self.rows:
+            counts.update(row.lines_won)
+        return dict(sorted(counts.items()))
+
+    @property
+    def draft_accuracy(self) -> list[float]:
+        """Share of right guesses by distance from the accepted prefix, over all rows."""
+        return shares(_summed([row.right for row in self.rows]), _summed([row.tried for row in self.rows]))
+
+
+def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
+    longest = max(map(len, counts), default=0)
+    return [sum(row[place] for row in counts if place < len(row)) for place in range(longest)]
+
+
+def one_by_one(tokens: int) -> RowStats:
+    """Counts of a row that was decoded by the library, one token a forward."""
+    return RowStats(tokens, [SweepStats(0, 1, 0, 1)] * tokens)
+
+
+def shares(right: Sequence[int], tried: Sequence[int]) -> list[float]:
+    """Element by element right / tried; 0 where nothing was tried."""
+    return [good / all_ if all_ else 0.0 for good, all_ in zip(right, tried, strict=True)]

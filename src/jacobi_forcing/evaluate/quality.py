@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import DecodeConfig, Task
 from jacobi_forcing.decode.engine import make_row, run
-from jacobi_forcing.decode.stats import DecodeStats, RowStats
+from jacobi_forcing.decode.stats import DecodeStats, RowStats, one_by_one
 from jacobi_forcing.errors import DataError
 from jacobi_forcing.evaluate.tasks import grade
 from jacobi_forcing.trajectories.prompts import Prompt
@@ -177,7 +177,7 @@ def answers(
             if decode is None or decode.decoder == "ar":
                 with torch.inference_mode():
                     responses = greedy_responses(backbone, ids, limits, eos_ids)
-                counts = [RowStats(len(response), [1] * len(response)) for response in responses]
+                counts = [one_by_one(len(response)) for response in responses]
             else:
                 rows = [
                     make_row(backbone, prompt, decode, eos_ids, limit, vocabulary)

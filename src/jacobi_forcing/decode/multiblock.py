@@ -1,0 +1,68 @@
+"""Multi-block decoding (paper, Algorithm 1): K blocks in flight, of which the first is real-active.
+
+All blocks of a row are one line, each conditioned on the draft of those before it::
+
+    text … last | real-active: guesses of block b | pseudo-active: a a q q of block b+1 | … up to K blocks
+
+A pseudo-active block's leading guesses that agree with the predictions are *pseudo-accepted* (a): kept as they are
+while the block waits, and never output. When the real-active block is accepted to its end, the next one is promoted in
+the same forward: its predictions were made on tokens that have turned out right, so verification runs on into it,
+pseudo-accepted tokens included, and what is not accepted stays its draft.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jacobi_forcing.blocks import common_prefix
+from jacobi_forcing.decode.rows import Row
+
+
+class MultiblockRow(Row):
+    """Blocks start at multiples of n in the generated text; `_pseudo` has what those behind the first accepted."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self._pseudo: list[int] = []
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    @property
+    def _candidates_wanted(self) -> int:
+        return self.config.candidates
+
+    @property
+    def _real_start(self) -> int:
+        """Where the real-active block starts: the one of the first token that is not known."""
+        return self.known - self.known % self.config.block_size
+
+    def _first_guesses(self) -> list[int]:
+        self._spawn()
+        return self._filled([], self.config.block_size * (1 + len(self._pseudo)))
+
+    def _refined(self, predictions: list[int], start: int, reach: int) -> list[int]:
+        """Verify the pseudo-active blocks: what they have pseudo-accepted stays, the rest becomes the predictions."""
+        n, refined = self.config.block_size, list(predictions)
+        gone = (self._real_start - (start - start % n)) // n
+        self._pseudo = self._pseudo[gone:]
+        for block, kept in enumerate(self._pseudo, start=1):
+            begin = self._real_start + block * n - start
+            if begin < reach:
+                # A candidate that won has replaced this block's first predictions.
+                self._pseudo[block - 1] = 0
+                continue
+            refined[begin : begin + kept] = self.guesses[begin : begin + kept]
+            agreed = common_prefix(self.guesses[begin + kept : begin + n], predictions[begin + kept : begin + n])
+            self._pseudo[block - 1] = min(kept + agreed, n)
+        return refined
+
+    def _next_guesses(self, leftover: list[int]) -> list[int]:
+        self._spawn()
+        return self._filled(leftover, self._real_start + self.config.block_size * (1 + len(self._pseudo)) - self.known)
+
+    def _spawn(self) -> None:
+        """Start blocks while the newest one is far enough: ceil(r n) tokens accepted."""
+        threshold = math.ceil(self.config.spawn_ratio * self.config.block_size)
+        while 1 + len(self._pseudo) < self.config.num_blocks:
+            newest = self._pseudo[-1] if self._pseudo else self.known - self._real_start
+            if newest < threshold:
+                return
+            self._pseudo.append(0)
