@@ -1,92 +1,24 @@
 from __future__ import annotations
 
 import itertools
-import random
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
+from collecting import PROMPTS, N, assert_plain, collected, plain_response, run, shards, some_prompts
 from jacobi_forcing.backbone import Backbone
-from jacobi_forcing.config import CollectConfig
-from jacobi_forcing.errors import ArtefactError, ConfigError, DataError, ModelError
+from jacobi_forcing.errors import ConfigError, DataError
+from jacobi_forcing.trajectories import states as states_module
+from jacobi_forcing.trajectories.prompts import Prompt
+from jacobi_forcing.trajectories.responses import greedy_responses
+from jacobi_forcing.trajectories.states import draw_state
+from jacobi_forcing.trajectories.store import Trajectory, TrajectoryWriter
 from tiny_models import ARCHITECTURES, VOCAB, shared_model, tiny_model
 
 pytest.importorskip("pyarrow")
-
-from jacobi_forcing.trajectories import collect as collect_module
-from jacobi_forcing.trajectories import states as states_module
-from jacobi_forcing.trajectories.collect import collect
-from jacobi_forcing.trajectories.prompts import Prompt
-from jacobi_forcing.trajectories.report import CollectReport
-from jacobi_forcing.trajectories.responses import greedy_responses
-from jacobi_forcing.trajectories.states import draw_state
-from jacobi_forcing.trajectories.store import Trajectory, TrajectoryReader, TrajectoryWriter, read_manifest
-
-N = 4
-
-
-def some_prompts(lengths: Sequence[int], seed: int = 0) -> list[Prompt]:
-    generator = random.Random(seed)
-    return [Prompt(i, "", [generator.randrange(VOCAB) for _ in range(length)]) for i, length in enumerate(lengths)]
-
-
-PROMPTS = some_prompts([7, 3, 40, 11, 5])
-
-
-def run(model: PreTrainedModel, folder: Path, prompts: Sequence[Prompt] = PROMPTS, **changes: Any) -> CollectReport:
-    names = ("block_size", "eos_ids", "vocabulary", "provenance", "on_progress")
-    keywords: dict[str, Any] = {"block_size": N, **{name: changes.pop(name) for name in names if name in changes}}
-    settings: dict[str, Any] = {"max_new_tokens": 14, "batch_size": 3, "shard_size": 4, **changes}
-    return collect(Backbone(model), prompts, folder=folder, config=CollectConfig(**settings), **keywords)
-
-
-def collected(model: PreTrainedModel, folder: Path, *args: Any, **changes: Any) -> list[Trajectory]:
-    run(model, folder, *args, **changes)
-    return list(TrajectoryReader(folder))
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
-
-
-@torch.no_grad()
-def next_tokens(model: PreTrainedModel, ids: Sequence[int]) -> list[int]:
-    """The greedy next token after every prefix: one plain forward, no cache, no mask, no batch."""
-    return model(torch.tensor([list(ids)]), use_cache=False).logits[0].argmax(dim=-1).tolist()
-
-
-def plain_response(model: PreTrainedModel, prompt: Sequence[int], limit: int, eos_ids: Sequence[int] = ()) -> list[int]:
-    text = list(prompt)
-    for _ in range(limit):
-        text.append(next_tokens(model, text)[-1])
-        if text[-1] in eos_ids:
-            break
-    return text[len(prompt) :]
-
-
-def plain_states(model: PreTrainedModel, context: Sequence[int], first: Sequence[int]) -> list[list[int]]:
-    """One block alone: sweep the whole of it until it no longer changes."""
-    states = [list(first)]
-    while True:
-        predicted = next_tokens(model, [*context, *states[-1]])[len(context) : -1]
-        state = [states[-1][0], *predicted]
-        if state == states[-1]:
-            return states
-        states.append(state)
-
-
-def assert_plain(model: PreTrainedModel, trajectory: Trajectory) -> None:
-    for block, states in enumerate(trajectory.states):
-        context = [*trajectory.prompt_ids, *trajectory.response_ids[: block * N]]
-        assert states == plain_states(model, context, states[0])
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -255,158 +187,3 @@ def test_a_model_in_training_mode_is_collected_without_dropout_and_stays_in_it(t
     run(model.train(), tmp_path / "b")
     assert model.training
     assert shards(tmp_path / "a") == shards(tmp_path / "b")
-
-
-def test_the_report_and_the_progress_count_what_was_done(tmp_path: Path) -> None:
-    model, calls = shared_model("llama"), []
-    eos = [plain_response(model, PROMPTS[0].ids, 14)[5]]
-    report = run(model, tmp_path, eos_ids=eos, on_progress=lambda *call: calls.append(call))
-    stored = list(TrajectoryReader(tmp_path))
-    assert report.responses == 5
-    assert report.tokens == sum(len(t.response_ids) for t in stored)
-    assert report.unfinished == sum(not t.finished for t in stored)
-    assert report.blocks == sum(len(t.states) for t in stored)
-    assert report.sweeps == sum(len(states) - 1 for t in stored for states in t.states)
-    assert report.near_ties == report.dropped == report.resumed == 0
-    assert min(report.fixed_point_seconds, report.trajectory_seconds, report.write_seconds) > 0
-    assert set(report.to_dict()) >= {"responses", "tokens", "sweeps", "unfinished"}
-    assert calls[-1] == ("trajectories", 5, 5)
-    assert [c for c in calls if c[0] == "fixed points"][-1] == ("fixed points", 5, 5)
-
-
-def test_collecting_again_does_nothing(tmp_path: Path) -> None:
-    run(shared_model("llama"), tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    report = run(shared_model("llama"), tmp_path)
-    assert (report.resumed, report.responses, report.forwards) == (5, 0, 0)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"seed": 9}, "seed"),
-        ({"max_new_tokens": 13}, "max_new_tokens"),
-        ({"block_size": 5}, "block_size"),
-        ({"shard_size": 5}, "shard_size"),
-        ({"eos_ids": [1]}, "eos_ids"),
-        ({"draft_init": "vocabulary", "vocabulary": [1]}, "draft_init"),
-        ({"prompts": some_prompts([7, 3, 40, 11, 5], seed=1)}, "prompts_sha256"),
-        ({"prompts": PROMPTS[:4]}, "samples"),
-        ({"model": "qwen2"}, "model_fingerprint"),
-    ],
-)
-def test_a_folder_of_other_settings_is_refused(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
-    run(shared_model("llama"), tmp_path)
-    before = shards(tmp_path)
-    changes = dict(changes)
-    model = shared_model(changes.pop("model", "llama"))
-    with pytest.raises(ArtefactError, match=rf"another run: '{named}' differs"):
-        run(model, tmp_path, changes.pop("prompts", PROMPTS), **changes)
-    assert shards(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("prompts", "changes", "error"),
-    [
-        ([], {}, DataError),
-        (PROMPTS[::-1], {}, DataError),
-        ([Prompt(0, "", [])], {}, DataError),
-        (PROMPTS, {"block_size": 0}, ConfigError),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_written(
-    prompts: list[Prompt], changes: dict[str, Any], error: type[Exception], tmp_path: Path
-) -> None:
-    with pytest.raises(error):
-        run(shared_model("llama"), tmp_path / "x", prompts, **changes)
-    assert not (tmp_path / "x").exists()
-
-
-def other_response(monkeypatch: pytest.MonkeyPatch, rows: Sequence[int]) -> None:
-    """Let the generation report another token than the model's at slot 1 of some samples, as a broken cache would."""
-    real = collect_module.greedy_responses
-
-    def responses(backbone: Backbone, prompts: list[list[int]], *rest: Any) -> list[list[int]]:
-        found = real(backbone, prompts, *rest)
-        for ids, response in zip(prompts, found, strict=True):
-            if any(ids == PROMPTS[row].ids for row in rows):
-                response[1] = (response[1] + 1) % VOCAB
-        return found
-
-    monkeypatch.setattr(collect_module, "greedy_responses", responses)
-
-
-def test_a_response_that_the_sweep_does_not_confirm_is_dropped_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    other_response(monkeypatch, [1])
-    report = run(shared_model("llama"), tmp_path)
-    assert (report.dropped, report.responses) == (1, 4)
-    assert [t.sample for t in TrajectoryReader(tmp_path)] == [0, 2, 3, 4]
-    assert list(read_manifest(tmp_path)["shards"][0]["dropped"]) == ["1"]
-    assert "Sample 1 is dropped" in caplog.text
-
-
-def test_a_near_tie_is_kept_as_the_generation_had_it_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other_response(monkeypatch, [1])
-    monkeypatch.setattr(collect_module, "NEAR_TIE", {torch.float32: 1e9})
-    report = run(shared_model("llama"), tmp_path)
-    assert (report.dropped, report.responses) == (0, 5)
-    assert report.near_ties >= 1
-    trajectory = list(TrajectoryReader(tmp_path))[1]
-    assert trajectory.response_ids[1] != plain_response(shared_model("llama"), PROMPTS[1].ids, 2)[1]
-
-
-def test_a_model_that_no_sweep_confirms_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other_response(monkeypatch, range(5))
-    with pytest.raises(ModelError, match="other tokens in a sweep than in generation"):
-        run(shared_model("llama"), tmp_path)
-    assert shards(tmp_path) == {}
-
-
-KILLED = """
-    import os, signal, sys
-    from pathlib import Path
-    import torch
-    torch.set_num_threads(1)
-    sys.path.insert(0, sys.argv[1])
-    import test_collect
-    from tiny_models import shared_model
-
-    replaced, real = 0, os.replace
-    def replace(*paths):
-        global replaced
-        replaced += 1
-        if replaced == int(sys.argv[3]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        real(*paths)
-    os.replace = replace
-    test_collect.run(shared_model("llama"), Path(sys.argv[2]), shard_size=1)
-"""
-
-
-# Files are renamed in this order: manifest, shard 0, manifest, shard 1, manifest, shard 2, ...
-@pytest.mark.parametrize("rename", [6, 7], ids=["before a shard is renamed", "before the manifest lists it"])
-def test_a_killed_collection_goes_on_to_the_same_bytes(rename: int, tmp_path: Path) -> None:
-    script = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(KILLED),
-        str(Path(__file__).parent),
-        str(tmp_path / "killed"),
-        str(rename),
-    ]
-    source = str(Path(collect_module.__file__).parents[2])
-    done = subprocess.run(script, capture_output=True, text=True, check=False, env={"PYTHONPATH": source, "PATH": ""})
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert "shard-00002.parquet" + (".tmp" if rename == 6 else "") in shards(tmp_path / "killed")
-    assert len(read_manifest(tmp_path / "killed")["shards"]) == 2
-
-    report = run(shared_model("llama"), tmp_path / "killed", shard_size=1)
-    run(shared_model("llama"), tmp_path / "whole", shard_size=1)
-    assert (report.resumed, report.responses) == (2, 3)
-    assert shards(tmp_path / "killed") == shards(tmp_path / "whole")
-    assert [t.sample for t in TrajectoryReader(tmp_path / "killed")] == [0, 1, 2, 3, 4]
