@@ -91,6 +91,30 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
     assert prompt.ids == [BOS, 7, 4, 5, 2, 6]
 
 
+def test_turns_of_sharegpt_are_read_like_messages(tmp_path: Path) -> None:
+    turns = [
+        {"from": "system", "value": "three"},
+        {"from": "human", "value": "one", "weight": 1},
+        {"from": "gpt", "value": "two"},
+        {"from": "user", "value": "two"},
+        {"from": "assistant", "value": "one"},
+        {"from": "human", "value": "three"},
+    ]
+    (prompt,) = load_prompts(PromptsConfig(jsonl(tmp_path, {"prompt": turns})), tokenizer(CHAT))
+    assert prompt.text == (
+        "<bos>[system] three [user] one [assistant] two [user] two [assistant] one [user] three [assistant]"
+    )
+
+
+def test_turns_of_a_speaker_nobody_knows_and_turns_without_a_template_are_refused(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, {"prompt": [{"from": "tool", "value": "one"}]})
+    with pytest.raises(DataError, match=r"Prompt 0 .*unknown speaker; seen: tool; expected: human, user, gpt"):
+        load_prompts(PromptsConfig(source), tokenizer(CHAT))
+    source = jsonl(tmp_path, {"prompt": [{"from": "human", "value": "one"}]})
+    with pytest.raises(DataError, match="list of messages"):
+        load_prompts(PromptsConfig(source), tokenizer())
+
+
 def test_messages_without_a_chat_template_are_refused(tmp_path: Path) -> None:
     source = jsonl(tmp_path, {"prompt": [{"role": "user", "content": "one"}]})
     with pytest.raises(DataError, match="list of messages"):
@@ -149,6 +173,7 @@ def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
         ({"prompt": 3}, r"Prompt 1 .*is not text.*int"),
         ({"prompt": None}, r"Prompt 1 .*is not text"),
         ({"prompt": ["one"]}, r"Prompt 1 .*is not text"),
+        ({"prompt": [{"role": "user", "content": "one"}, {"from": "gpt", "value": "two"}]}, r"Prompt 1 .*is not text"),
     ],
 )
 def test_a_wrong_record_is_named(tmp_path: Path, record: Any, message: str) -> None:

@@ -1,5 +1,7 @@
 """Prompts: from a JSONL file, a hub data set or the embedded problems, as the token ids that a model is given.
 
+A prompt is text, or a conversation so far: a list of {role, content} messages, or of ShareGPT's {from, value} turns,
+whose human and gpt are the chat template's user and assistant.
 The ids made here are the ones that are generated from and trained on: text is tokenised once and never again.
 """
 
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _BUILTIN_SPLITS = ("train", "heldout")
 _BUILTIN_LEVELS = ("mixed", "regular")
+_SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,7 @@ def encode_prompt(
     """Format and tokenise one prompt, exactly as those that are collected from.
 
     Args:
-        text: A string, or a list of messages, which only a chat template can put into words.
+        text: A string, or a list of messages or turns, which only a chat template can put into words.
         tokenizer: The model's own.
         template: chat: by the tokenizer's chat template; raw: as it is; auto: chat if there is a template.
         where: What an error calls the prompt.
@@ -114,10 +117,11 @@ def _wants_chat(template: Template, tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _format(value: Any, tokenizer: PreTrainedTokenizerBase, chat: bool, where: str) -> str:
-    messages = _messages(value)
+    messages = _messages(value, where)
     if not isinstance(value, str) and messages is None:
         kind = type(value).__name__
-        raise DataError(f"{where} is not text", seen=kind, expected="text, or a list of {role, content} messages")
+        expected = "text, or a list of {role, content} messages or {from, value} turns"
+        raise DataError(f"{where} is not text", seen=kind, expected=expected)
     if not chat:
         if messages is not None:
             raise DataError(
@@ -132,13 +136,24 @@ def _format(value: Any, tokenizer: PreTrainedTokenizerBase, chat: bool, where: s
         raise DataError(f"{where} does not fit the chat template", seen=" ".join(str(error).split())) from error
 
 
-def _messages(value: Any) -> list[dict[str, Any]] | None:
+def _messages(value: Any, where: str) -> list[dict[str, Any]] | None:
     """The value as messages, or None when it is not a list of them."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
-    if not all(isinstance(item, Mapping) and {"role", "content"} <= item.keys() for item in value):
+    if not all(isinstance(item, Mapping) for item in value):
         return None
-    return [dict(item) for item in value]
+    if all({"role", "content"} <= item.keys() for item in value):
+        return [dict(item) for item in value]
+    if all({"from", "value"} <= item.keys() for item in value):
+        return [{"role": _role(item["from"], where), "content": item["value"]} for item in value]
+    return None
+
+
+def _role(speaker: Any, where: str) -> str:
+    """What a chat template calls a speaker of ShareGPT."""
+    if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
+        raise DataError(f"{where} has a turn of an unknown speaker", seen=speaker, expected=", ".join(_SHAREGPT_ROLES))
+    return _SHAREGPT_ROLES[speaker]
 
 
 def _check_length(where: str, ids: Sequence[int], context_length: int | None) -> None:
