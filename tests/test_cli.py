@@ -187,7 +187,7 @@ def test_debug_shows_the_traceback(place: Path) -> None:
 def test_a_fault_of_our_own_is_one_line_as_well(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jacobi_forcing.cli.generate.load", lambda _: 1 / 0)
+    monkeypatch.setattr("jacobi_forcing.loading.load", lambda _: 1 / 0)
     assert main(["generate", "x", "--model", "model"]) == 1
     fault = "Error: ZeroDivisionError: division by zero (a fault of jforce; --debug shows where)\n"
     assert capsys.readouterr().err == fault

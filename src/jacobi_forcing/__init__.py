@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from jacobi_forcing.config import DecodeConfig
-from jacobi_forcing.decode.generate import GenerateOutput, generate
-from jacobi_forcing.errors import JForceError
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jacobi_forcing.config import DecodeConfig
+    from jacobi_forcing.decode.generate import GenerateOutput, generate
+    from jacobi_forcing.errors import JForceError
 
 __version__ = "0.1.0"
 
 __all__ = ["DecodeConfig", "GenerateOutput", "JForceError", "__version__", "generate"]
+
+_HOMES = {
+    "DecodeConfig": "jacobi_forcing.config",
+    "GenerateOutput": "jacobi_forcing.decode.generate",
+    "JForceError": "jacobi_forcing.errors",
+    "generate": "jacobi_forcing.decode.generate",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this function would let every misspelt name pass
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first asked for (PEP 562): torch takes seconds that not everybody needs."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

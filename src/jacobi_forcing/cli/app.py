@@ -30,6 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# A verb imports what brings torch or transformers inside its functions: help and version need not wait for them.
 for _verb in (generate, collect, train, run, bench, quickstart):
     app.command(epilog=_EPILOG)(_verb.__dict__[_verb.__name__.rpartition(".")[2]])
 

@@ -8,17 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from jacobi_forcing import provenance
-from jacobi_forcing.backbone import Backbone
-from jacobi_forcing.bench.speed import SCHEMA_VERSION
-from jacobi_forcing.bench.speed import bench as measure
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, print_json
-from jacobi_forcing.cli.tables import show_models
+from jacobi_forcing.cli.console import print_json
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PromptsConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.files import write_json
-from jacobi_forcing.loading import load
-from jacobi_forcing.trajectories.prompts import load_prompts
 
 DEFAULT_PROMPTS = 20
 
@@ -71,6 +65,9 @@ def bench(
         ],
     )
     models = [options.settings(ModelConfig, given, name=name) for name in [model, *(compare or [])]]
+
+    from jacobi_forcing.cli.tables import show_models
+
     results = _measure(models, asked)
     show_models(results, to_stderr=json)
     report = _report(results, source, draft_seed)
@@ -80,6 +77,8 @@ def bench(
 
 
 def _report(results: list[dict[str, Any]], source: PromptsConfig, seed: int) -> dict[str, Any]:
+    from jacobi_forcing.bench.speed import SCHEMA_VERSION
+
     return {
         "version": SCHEMA_VERSION,
         "kind": "bench",
@@ -91,6 +90,12 @@ def _report(results: list[dict[str, Any]], source: PromptsConfig, seed: int) -> 
 
 def _measure(models: list[ModelConfig], asked: EvaluationConfig) -> list[dict[str, Any]]:
     """One model after the other; only one is in memory at a time."""
+    from jacobi_forcing.backbone import Backbone
+    from jacobi_forcing.bench.speed import bench as measure
+    from jacobi_forcing.cli.bars import Bars
+    from jacobi_forcing.loading import load
+    from jacobi_forcing.trajectories.prompts import load_prompts
+
     results = []
     with Bars() as bars:
         for settings in models:

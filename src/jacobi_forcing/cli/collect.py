@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, print_result
+from jacobi_forcing.cli.console import print_result
 from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
-from jacobi_forcing.recipe.collecting import collect_trajectories
 
 
 def collect(
@@ -41,6 +40,10 @@ def collect(
     given = dict(locals())
     if block_size < 1:
         raise ConfigError("'block_size' is too small", seen=block_size, expected="at least 1")
+
+    from jacobi_forcing.cli.bars import Bars
+    from jacobi_forcing.recipe.collecting import collect_trajectories
+
     with Bars() as bars:
         bars.begin("collect", "Collect trajectories")
         result = collect_trajectories(

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 
-from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import note, print_json, print_text
-from jacobi_forcing.cli.sweeps import SweepView
 from jacobi_forcing.config import DecodeConfig, ModelConfig, PromptsConfig
-from jacobi_forcing.decode.generate import GenerateOutput
-from jacobi_forcing.decode.generate import generate as decode_ids
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError, DataError
-from jacobi_forcing.evaluate.quality import budget, loops
-from jacobi_forcing.loading import GREEDY, Loaded, load
-from jacobi_forcing.trajectories.prompts import encode_prompt
-
-DEFAULT_BUDGET = 256
 
 
 def generate(
@@ -38,7 +27,7 @@ def generate(
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Longest answer, tokens.", show_default=f"{DEFAULT_BUDGET}, or what the model's context leaves"
+            help="Longest answer, tokens.", show_default=f"{options.DEFAULT_BUDGET}, or what the model's context leaves"
         ),
     ] = None,
     dtype: options.DType = ModelConfig.dtype,
@@ -57,6 +46,11 @@ def generate(
     settings = options.settings(ModelConfig, given, name=model)
     how = options.settings(PromptsConfig, given, source="prompt")  # checks the template before anything is loaded
     text = read_prompt(prompt, prompt_file)
+
+    from jacobi_forcing.cli.answers import answer, describe
+    from jacobi_forcing.loading import load
+    from jacobi_forcing.trajectories.prompts import encode_prompt
+
     loaded = load(settings)
     _, ids = encode_prompt(text, loaded.tokenizer, how.template)
     result = answer(loaded, ids, decode, max_new_tokens, show_sweeps=show_sweeps)
@@ -95,54 +89,3 @@ def _not_empty(text: str) -> str:
     if not text:
         raise DataError("The prompt is empty", expected="at least one character")
     return text
-
-
-def answer(
-    loaded: Loaded, ids: list[int], decode: DecodeConfig, max_new_tokens: int | None, *, show_sweeps: bool
-) -> dict[str, Any]:
-    """Decode one prompt and say what it took; two tokens are decoded and thrown away first, as warm-up."""
-    backbone = Backbone(loaded.model)
-    limit = budget(backbone, len(ids), DEFAULT_BUDGET) if max_new_tokens is None else max_new_tokens
-    prompt = torch.tensor([ids], device=backbone.device)
-    settings: dict[str, Any] = {
-        **GREEDY,
-        "attention_mask": torch.ones_like(prompt),
-        "decode": decode,
-        "tokenizer": loaded.tokenizer,
-        "return_dict_in_generate": True,
-    }
-    decode_ids(loaded.model, prompt, max_new_tokens=min(2, limit), **settings)
-    if show_sweeps:
-        with SweepView(loaded.tokenizer) as view:
-            started = time.perf_counter()
-            out = decode_ids(loaded.model, prompt, max_new_tokens=limit, streamer=view, **settings)
-    else:
-        started = time.perf_counter()
-        out = decode_ids(loaded.model, prompt, max_new_tokens=limit, **settings)
-    assert isinstance(out, GenerateOutput) and out.sequences is not None and out.stats is not None
-    new = out.sequences[0, len(ids) :].tolist()  # waits for the device
-    seconds = time.perf_counter() - started
-    return {
-        "text": loaded.tokenizer.decode(new, skip_special_tokens=True),
-        "tokens": len(new),
-        "forwards": out.stats.forwards,
-        "tokens_per_forward": round(out.stats.tokens_per_forward, 4),
-        "seconds": round(seconds, 4),
-        "tokens_per_second": round(len(new) / seconds, 2),
-        "decoder": decode.decoder,
-        "block_size": decode.block_size,
-        "model": loaded.config.name,
-        "prompt_tokens": len(ids),
-        "finished": new[-1] in backbone.eos_ids,
-        "repeats": loops(new, backbone.eos_ids),
-    }
-
-
-def describe(result: dict[str, Any]) -> str:
-    """One line about an answer: speed never without what it is worth."""
-    how = result["decoder"] + ("" if result["decoder"] == "ar" else f", n={result['block_size']}")
-    state = "ends in a loop" if result["repeats"] else "finished" if result["finished"] else "met the token limit"
-    return (
-        f"{result['tokens']} tokens in {result['forwards']} forwards: {result['tokens_per_forward']:.2f} tokens "
-        f"a forward, {result['seconds']:.2f} s, {result['tokens_per_second']:.0f} tokens/s ({how}; {state})"
-    )

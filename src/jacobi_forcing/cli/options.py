@@ -19,6 +19,9 @@ from jacobi_forcing.config import (
 )
 from jacobi_forcing.schema import Config, dataclasses_help
 
+DEFAULT_BUDGET = 256
+"""Longest answer of `jforce generate` where the model's context leaves room, tokens."""
+
 
 def option(config: type[Config], field: str, *names: str, **details: Any) -> Any:
     """A typer option for one field of a settings class, with its help text."""

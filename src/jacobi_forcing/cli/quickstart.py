@@ -7,11 +7,8 @@ from pathlib import Path
 
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import note, print_json, print_text
-from jacobi_forcing.cli.generate import answer, describe
 from jacobi_forcing.cli.run import Fresh, Output, Overrides, Redo, note_places, run_and_show
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, RecipeConfig
-from jacobi_forcing.loading import load
-from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
 
 
 def quickstart(
@@ -37,8 +34,12 @@ def quickstart(
         print_json({**report, "output": settings.output})
 
 
-def _show_sample(settings: RecipeConfig, folder: Path, *, to_stderr: bool) -> Prompt:
-    """Decode one held-out problem with the trained model, sweep by sweep."""
+def _show_sample(settings: RecipeConfig, folder: Path, *, to_stderr: bool) -> str:
+    """Decode one held-out problem with the trained model, sweep by sweep; returns the problem."""
+    from jacobi_forcing.cli.answers import answer, describe
+    from jacobi_forcing.loading import load
+    from jacobi_forcing.trajectories.prompts import load_prompts
+
     evaluation = settings.evaluation
     assert evaluation is not None
     loaded = load(ModelConfig(str(folder), settings.model.dtype, settings.model.device))
@@ -47,7 +48,7 @@ def _show_sample(settings: RecipeConfig, folder: Path, *, to_stderr: bool) -> Pr
     result = answer(loaded, prompt.ids, best_decoder(evaluation), evaluation.max_new_tokens, show_sweeps=True)
     print_text(result["text"].strip(), to_stderr=to_stderr)
     note(describe(result))
-    return prompt
+    return prompt.text
 
 
 def best_decoder(evaluation: EvaluationConfig) -> DecodeConfig:
@@ -55,10 +56,10 @@ def best_decoder(evaluation: EvaluationConfig) -> DecodeConfig:
     return next((config for config in evaluation.decode if config.decoder != "ar"), DecodeConfig())
 
 
-def _next(folder: Path, sample: Prompt) -> list[str]:
+def _next(folder: Path, sample: str) -> list[str]:
     """Commands to go on with."""
     return [
-        f"jforce generate --model {shlex.quote(str(folder))} --show-sweeps {_quoted(sample.text)}",
+        f"jforce generate --model {shlex.quote(str(folder))} --show-sweeps {_quoted(sample)}",
         f"jforce bench --model builtin:word-problems --compare {shlex.quote(str(folder))}",
         "jforce run recipes/smollm2-135m-gsm8k.yaml --set model.name=FOLDER --set prompts.source=FILE.jsonl",
     ]

@@ -8,10 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, note, print_json
-from jacobi_forcing.cli.tables import show_models
+from jacobi_forcing.cli.console import note, print_json
 from jacobi_forcing.config import RecipeConfig
-from jacobi_forcing.recipe import load_recipe, run_recipe
 
 Overrides = Annotated[
     list[str] | None,
@@ -48,6 +46,10 @@ def run_and_show(
     recipe: str, overrides: list[str] | None, output: Path | None, *, fresh: bool, redo: str | None, to_stderr: bool
 ) -> tuple[RecipeConfig, dict[str, Any]]:
     """Run a recipe and show its table; returns its settings and its report."""
+    from jacobi_forcing.cli.bars import Bars
+    from jacobi_forcing.cli.tables import show_models
+    from jacobi_forcing.recipe import load_recipe, run_recipe
+
     settings = load_recipe(recipe, overrides or [], output)
     with Bars() as bars:
         report = run_recipe(settings, fresh=fresh, redo=redo, reporter=bars)

@@ -9,12 +9,9 @@ from typing import Annotated
 import typer
 
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import Bars, print_result
+from jacobi_forcing.cli.console import print_result
 from jacobi_forcing.config import ModelConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
-from jacobi_forcing.recipe.run import alone, refuse_foreign, trainer
-from jacobi_forcing.recipe.stages import Stage, model_inputs, perform, refuse_other_settings, train_inputs
-from jacobi_forcing.trajectories.store import TrajectoryReader
 
 
 def train(
@@ -45,6 +42,12 @@ def train(
 ) -> None:
     """Train on trajectories. Goes on at the last checkpoint, and then ends as an undisturbed run would."""
     given = dict(locals())
+
+    from jacobi_forcing.cli.bars import Bars
+    from jacobi_forcing.recipe.run import alone, refuse_foreign, trainer
+    from jacobi_forcing.recipe.stages import Stage, model_inputs, perform, refuse_other_settings, train_inputs
+    from jacobi_forcing.trajectories.store import TrajectoryReader
+
     reader = TrajectoryReader(trajectories)
     settings = options.settings(RoundConfig, given, block_size=reader.block_size)
     loading = options.settings(ModelConfig, given, name=model)
