@@ -34,7 +34,7 @@ class DecodeConfig(Config):
     )
     num_blocks: int = option(2, help="multiblock: K, blocks in flight", at_least=1)
     spawn_ratio: float = option(
-        0.85, help="multiblock: r, accepted share of a block at which the next one starts", at_least=0, at_most=1
+        0.0, help="multiblock: r, accepted share of a block at which the next one starts", at_least=0, at_most=1
     )
     prompt_ngrams: bool = option(
         True, help="recycle, multiblock: the pool also holds the prompt and the text so far, not rejected runs only"

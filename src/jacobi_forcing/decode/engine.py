@@ -98,7 +98,11 @@ def sweeps(backbone: Backbone, rows: Sequence[Row], choose: Choose = greedy) -> 
         slots = max(sum(len(line.ids) for line in lines) for lines in proposed)
         lines = Lines.pack(proposed, device, shapes.slots(slots) if shapes else slots)
         first = min(row.first_needed for row in seats if not row.finished)
-        keep = _kept_columns(first, lines.ids.shape[1], device)
+        if shapes:
+            first, count = shapes.kept(first, slots, lines.ids.shape[1])
+        else:
+            count = slots - first
+        keep = torch.arange(first, first + count, device=device) if count < lines.ids.shape[1] else None
         chosen = choose(sweep_logits(backbone, cache, lines, keep), seats, proposed, first)
         # The one place where host and device meet.
         predictions = chosen.tolist()
@@ -130,11 +134,6 @@ def run(backbone: Backbone, rows: Sequence[Row], on_sweep: OnSweep | None = None
             on_sweep(seats)
 
 
-def _kept_columns(first: int, slots: int, device: torch.device) -> Tensor | None:
-    """Columns whose logits are wanted; None for all."""
-    return torch.arange(first, slots, device=device) if first else None
-
-
 class _Shapes:
     """The few sizes that sweeps are padded to when no shape may change from step to step.
 
@@ -155,6 +154,13 @@ class _Shapes:
     def slots(self, needed: int) -> int:
         """The size that a sweep of this many slots is padded to."""
         return max(self._least, _power_of_two(needed))
+
+    def kept(self, first: int, needed: int, slots: int) -> tuple[int, int]:
+        """The first column whose logits are made and their number, where those from `first` to `needed` are wanted."""
+        if not first:
+            return 0, slots
+        count = min(_power_of_two(needed - first), slots)
+        return min(first, slots - count), count
 
 
 def _power_of_two(number: int) -> int:

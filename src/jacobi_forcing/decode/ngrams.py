@@ -68,11 +68,18 @@ class NgramPool:
         places = self._places.get(text[-1], ()) if count > 0 and length > 0 else ()
         newest_first = sorted(reversed(places), key=lambda place: -_agreement(place, text))
         for run, at, _ in newest_first:
-            if len(found) - len(known) == count:
-                break
             continuation = list(run[at + 1 : at + 1 + length])
-            if continuation and not any(other[: len(continuation)] == continuation for other in found):
+            if not continuation or any(_begins(other, continuation) for other in found):
+                continue
+            # Of two that begin alike the longer one serves for both.
+            extended = (place for place in range(len(known), len(found)) if _begins(continuation, found[place]))
+            place = next(extended, None)
+            if place is not None:
+                found[place] = continuation
+            elif len(found) < len(known) + count:
                 found.append(continuation)
+            else:
+                break
         return found[len(known) :]
 
     def _drop(self, token: int, serial: int) -> None:
@@ -82,6 +89,10 @@ class NgramPool:
             places.popleft()
             if not places:
                 del self._places[token]
+
+
+def _begins(run: Sequence[int], start: Sequence[int]) -> bool:
+    return run[: len(start)] == start
 
 
 def _agreement(place: _Place, text: Sequence[int]) -> int:

@@ -72,15 +72,13 @@ class Row:
         """Guesses for the tokens behind the prompt; they ride along in the prefill forward."""
         return []
 
-    def _refined(self, predictions: list[int], start: int, reach: int) -> list[int]:
-        """The draft's next state, once the new tokens are known.
+    def _verified(self, predictions: list[int], start: int) -> None:
+        """Told of the draft's predictions once the text has grown, `guesses` being those that were swept.
 
         Args:
-            predictions: Those of the draft line: index i is for the token at `start + i`.
+            predictions: Index i is for the generated token at `start + i`.
             start: Number of generated tokens before the sweep.
-            reach: How many of the first predictions were replaced by those of a candidate that won.
         """
-        return predictions
 
     def _next_guesses(self, leftover: list[int]) -> list[int]:
         """Guesses behind the last known token.
@@ -134,9 +132,9 @@ class Row:
             self.guesses, self.candidates = [], []
             self.stats.grade(self.generated, self._drafts)
         else:
-            reach = len(told[won]) if won else 0
-            draft = self._refined(told[0], start, reach)
-            self._prepare((told[won] + draft[len(told[won]) :] if won else draft)[accepted + 1 :])
+            # A candidate that wins moves the frontier only: the draft's own predictions go on converging behind it.
+            self._verified(told[0], start)
+            self._prepare((told[0] + told[won][len(told[0]) :])[accepted + 1 :])
         # Everything known but the last token, whose KV comes with the next sweep; no guess accepted behind an end.
         return range(base, base + offset + len(new))
 
