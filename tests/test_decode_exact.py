@@ -96,7 +96,7 @@ def test_a_budget_that_is_no_multiple_of_the_block_size_is_kept(decoder: str, bl
 
 
 @pytest.mark.parametrize("decoder", PARALLEL)
-@pytest.mark.parametrize("draft_init", ["prompt", "vocabulary"])
+@pytest.mark.parametrize("draft_init", ["prompt", "vocabulary", "last", "pool"])
 def test_the_draft_seed_and_fill_do_not_leak_into_the_text(decoder: str, draft_init: str) -> None:
     settings = {"decoder": decoder, "draft_init": draft_init, "block_size": 8, "vocabulary": range(VOCAB)}
     for seed in range(5):
