@@ -300,7 +300,7 @@ def test_run_prints_the_table_and_the_report(place: Path, capsys: pytest.Capture
     write_recipe(place, "run")
     assert main(["run", "recipe.yaml"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.count("round 1") == 2
+    assert captured.out.count("round 1") == 3  # the library, ar and window
     assert "collect-1" in captured.err and "train-1" in captured.err
     assert main(["run", "recipe.yaml", "--json"]) == 0
     captured = capsys.readouterr()

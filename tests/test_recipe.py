@@ -130,7 +130,7 @@ def test_the_report_sets_base_and_trained_side_by_side(place: Path) -> None:
         ]
     assert report["provenance"]["seed"] == 0
     table = (place / "measured" / "table.md").read_text()
-    assert table.count("| base |") == table.count("| round 2 |") == 2
+    assert table.count("| base |") == table.count("| round 2 |") == 3
     assert str(place) not in json.dumps(report) + table
 
 

@@ -17,7 +17,7 @@ REPEATS = 30
 
 @torch.inference_mode()
 def cost_ratios(
-    backbone: Backbone, sizes: Sequence[int], context: int, *, repeats: int = REPEATS
+    backbone: Backbone, sizes: Sequence[int], context: int, *, rows: int = 1, repeats: int = REPEATS
 ) -> dict[int, dict[str, float]]:
     """Time sweeps of different sizes over the same committed context.
 
@@ -25,21 +25,22 @@ def cost_ratios(
 
     Args:
         backbone: The model.
-        sizes: Slots of a sweep, tokens.
+        sizes: Slots of a sweep, tokens a row.
         context: Committed tokens before it; less where the model's context would not hold both.
+        rows: Rows side by side, all of the same length.
         repeats: Timed sweeps of each size, after a few that are thrown away.
 
     Returns:
-        For 1 and every size: `seconds` (median) and `ratio`, cost(n) / cost(1).
+        For 1 and every size: `seconds` (median) and `ratio`, cost(n) / cost(1) with as many rows.
     """
     sizes = sorted({1, *sizes})
     limit = backbone.context_length
     context = max(1, context if limit is None else min(context, limit - sizes[-1]))
-    cache = backbone.new_cache()
+    cache = backbone.new_cache(rows)
     token = 1 % backbone.vocab_size
-    sweep(backbone, cache, Lines.pack([[Line([token] * context, 0)]], backbone.device))
-    cache.commit([range(context)])
-    lines = {size: Lines.pack([[Line([token] * size, context)]], backbone.device) for size in sizes}
+    sweep(backbone, cache, Lines.pack([[Line([token] * context, 0)]] * rows, backbone.device))
+    cache.commit([range(context)] * rows)
+    lines = {size: Lines.pack([[Line([token] * size, context)]] * rows, backbone.device) for size in sizes}
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for repeat in range(WARM_UP + repeats):
         for size in sizes:

@@ -1,148 +1,28 @@
-"""Decoders against each other on the same weights, prompts and machine, in one run.
+"""Contestants against each other on the same weights, prompts and machine, in one run.
 
-Every prompt is decoded by every decoder in turn, one row at a time, before the next prompt begins, and the order turns
-with the prompts: a machine that slows down slows all of them. Each decoder's first answer is thrown away. `ar` is
-always among them: it is what speed-ups and exactness are measured against, and it is itself compared with the
-library's own greedy `generate`.
+Every batch of prompts is decoded by every contestant in turn before the next batch begins, and the order turns with the
+batches: a machine that slows down slows all of them. Each contestant's first answer at each batch size is thrown away.
+`ar` is always among them: at every batch size it is what speed-ups and exactness are measured against, and it is
+itself compared with the library's own greedy `generate`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
-
-import torch
 
 from jacobi_forcing.backbone import Backbone
-from jacobi_forcing.bench.cost import cost_ratios, synchronise
-from jacobi_forcing.bench.exactness import Mismatch, find_mismatch
+from jacobi_forcing.bench.contestants import AR, LIBRARY, Contestant, Turn, contestants
+from jacobi_forcing.bench.cost import cost_ratios
+from jacobi_forcing.bench.exactness import find_mismatch
+from jacobi_forcing.bench.overhead import overheads
+from jacobi_forcing.bench.results import Cost, DecoderResult, ModelResult, never_drafts
 from jacobi_forcing.config import DecodeConfig, Task
-from jacobi_forcing.decode.generate import GenerateOutput, generate
-from jacobi_forcing.decode.stats import RowStats
-from jacobi_forcing.errors import DataError
-from jacobi_forcing.evaluate.quality import Quality, budget, quality_of
-from jacobi_forcing.loading import GREEDY, Loaded
+from jacobi_forcing.errors import ConfigError, DataError
+from jacobi_forcing.evaluate.quality import quality_of
+from jacobi_forcing.loading import Loaded
 from jacobi_forcing.trajectories.prompts import Prompt
-
-SCHEMA_VERSION = 1
-"""Version of the JSON form of a `ModelResult`; raised whenever a reader of the old form would misread the new one."""
-LIBRARY = "library"
-AR: Literal["ar"] = "ar"
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """One timed answer: its ids without the prompt, wall seconds with prefill, and counts (None for the library)."""
-
-    ids: list[int]
-    seconds: float
-    stats: RowStats | None
-
-
-@dataclasses.dataclass(frozen=True)
-class DecoderResult:
-    """One decoder over all prompts.
-
-    Attributes:
-        decoder: Its name, `library` for the library's own generate.
-        decode: Its settings; None for the library.
-        tokens: Generated tokens, end tokens included.
-        forwards: Forward passes, prefill included; None for the library, which does not count.
-        seconds: Wall seconds, prefill included.
-        speedup: Tokens per second / those of `ar` on the same weights in the same run.
-        median_speedup: The median of that ratio over prompts.
-        mismatches: Where its ids differ from those of `ar` (for `ar`: from the library's).
-        quality: Of its own answers.
-        accepted: How many forwards added 1, 2, 3, … tokens.
-    """
-
-    decoder: str
-    decode: DecodeConfig | None
-    prompts: int
-    tokens: int
-    forwards: int | None
-    seconds: float
-    speedup: float
-    median_speedup: float
-    mismatches: list[Mismatch]
-    quality: Quality
-    accepted: dict[int, int]
-
-    @property
-    def tokens_per_second(self) -> float:
-        """TPS."""
-        return self.tokens / self.seconds
-
-    @property
-    def tokens_per_forward(self) -> float | None:
-        """TPF; None for the library."""
-        return None if self.forwards is None else self.tokens / self.forwards
-
-    @property
-    def exact(self) -> int:
-        """Answers whose ids equal the reference's, token for token."""
-        return self.prompts - len(self.mismatches)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: speed, exactness and quality together."""
-        return {
-            "decoder": self.decoder,
-            "block_size": None if self.decode is None or self.decoder == AR else self.decode.block_size,
-            "settings": None if self.decode is None else self.decode.to_dict(),
-            "tokens": self.tokens,
-            "forwards": self.forwards,
-            "tokens_per_forward": self.tokens_per_forward,
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "speedup": self.speedup,
-            "median_speedup": self.median_speedup,
-            "exact": self.exact,
-            "of": self.prompts,
-            "exact_against": LIBRARY if self.decoder == AR else AR,
-            "mismatches": [mismatch.to_dict() for mismatch in self.mismatches],
-            "quality": self.quality.to_dict(),
-            "accepted": {str(length): count for length, count in self.accepted.items()},
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelResult:
-    """All decoders on one model, and what a sweep costs on this machine."""
-
-    label: str
-    model: str
-    dtype: str
-    device: str
-    max_new_tokens: int
-    task: Task
-    decoders: list[DecoderResult]
-    cost: dict[int, dict[str, float]]
-    cost_context: int
-
-    def __getitem__(self, decoder: str) -> DecoderResult:
-        """The first result of a decoder."""
-        return next(result for result in self.decoders if result.decoder == decoder)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, with the schema's version."""
-        return {
-            "version": SCHEMA_VERSION,
-            "label": self.label,
-            "model": self.model,
-            "dtype": self.dtype,
-            "device": self.device,
-            "threads": torch.get_num_threads() if self.device == "cpu" else None,
-            "max_new_tokens": self.max_new_tokens,
-            "task": self.task,
-            "prompts": self.decoders[0].prompts,
-            "decoders": [result.to_dict() for result in self.decoders],
-            "cost": {str(size): entry for size, entry in self.cost.items()},
-            "cost_context": self.cost_context,
-        }
 
 
 def bench(
@@ -153,47 +33,57 @@ def bench(
     max_new_tokens: int,
     task: Task = "none",
     label: str | None = None,
+    rivals: Sequence[Contestant] = (),
+    batch_sizes: Sequence[int] = (1,),
+    overhead: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ModelResult:
-    """Measure decoders on one model, batch of one.
+    """Measure decoders on one model.
 
     Args:
         loaded: Model and tokenizer.
-        prompts: What to answer, at least one.
+        prompts: What to answer, at least one. They are cut in order into batches of each size; a last one that would
+            be smaller is left out.
         decode: The decoders; `ar` and the library's generate are added.
         max_new_tokens: Longest answer, tokens; less where the model's context ends before.
         task: How answers are graded; none reports looping and finished answers only.
         label: What tables call the model; its name by default.
-        on_progress: Told prompts done and prompts in all.
+        rivals: Further decoders of the library, see `prompt_lookup` and `assisted`; measured at a batch of one.
+        batch_sizes: Rows decoded side by side.
+        overhead: Also measure what the decoding loop costs beside the model's forwards, on the first prompt.
+        on_progress: Told prompts done and prompts in all, over all batch sizes.
 
     Raises:
-        DataError: There are no prompts, or the task needs answers that are not there.
+        ConfigError: A batch size is below 1, or rivals are asked for and a batch of one is not.
+        DataError: There are too few prompts, or the task needs answers that are not there.
     """
-    if not prompts:
-        raise DataError("There is nothing to measure", seen="0 prompts", expected="at least 1")
+    sizes = sorted(set(batch_sizes))
+    _check(prompts, sizes, rivals)
     backbone = Backbone(loaded.model)
-    contestants: list[DecodeConfig | None] = [None, DecodeConfig(decoder=AR)]
-    contestants += [config for config in dict.fromkeys(decode) if config.decoder != AR]
-    for config in contestants:
-        _answer(loaded, backbone, prompts[0], config, max_new_tokens)
-    found: list[list[Answer]] = [[] for _ in contestants]
-    for index, prompt in enumerate(prompts):
-        for turn in range(len(contestants)):
-            place = (index + turn) % len(contestants)
-            found[place].append(_answer(loaded, backbone, prompt, contestants[place], max_new_tokens))
-        if on_progress is not None:
-            on_progress(index + 1, len(prompts))
-    results = []
-    for config, given in zip(contestants, found, strict=True):
-        quality = quality_of([a.ids for a in given], prompts, loaded.tokenizer, backbone.eos_ids, task)
-        reference = found[0] if config is not None and config.decoder == AR else found[1]
-        mismatches = [
-            mismatch
-            for prompt, answer, other in zip(prompts, given, reference, strict=True)
-            if (mismatch := find_mismatch(backbone, prompt, answer.ids, other.ids)) is not None
-        ]
-        results.append(_result(config, given, found[1], mismatches, quality))
-    context = round(statistics.median(len(p.ids) + len(a.ids) / 2 for p, a in zip(prompts, found[1], strict=True)))
+    everyone = contestants(decode, rivals)
+    total, done = sum(len(prompts) // size * size for size in sizes), 0
+    results: list[DecoderResult] = []
+    costs: list[Cost] = []
+    for size in sizes:
+        batches = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
+        field = [contestant for contestant in everyone if size == 1 or not contestant.single]
+        found: list[list[Turn]] = [[] for _ in field]
+        for contestant in field:
+            contestant.take(loaded, backbone, batches[0], max_new_tokens)
+        for index, batch in enumerate(batches):
+            for step in range(len(field)):
+                place = (index + step) % len(field)
+                found[place].append(field[place].take(loaded, backbone, batch, max_new_tokens))
+            done += size
+            if on_progress is not None:
+                on_progress(done, total)
+        judged = _judge(loaded, backbone, batches, field, found, task)
+        here = _costs(backbone, batches, judged)
+        costs += here.values()
+        for result in judged:
+            ratio = None if never_drafts(result.contestant) else here[result.median_slots].ratio
+            results.append(dataclasses.replace(result, cost_ratio=ratio))
+    ours = [contestant.decode for contestant in everyone if contestant.decode is not None]
     return ModelResult(
         label=label or loaded.config.name,
         model=loaded.config.name,
@@ -201,59 +91,75 @@ def bench(
         device=backbone.device.type,
         max_new_tokens=max_new_tokens,
         task=task,
+        prompts=len(prompts),
         decoders=results,
-        cost=cost_ratios(backbone, [config.block_size for config in contestants[2:] if config], context),
-        cost_context=context,
+        cost=costs,
+        overhead=overheads(loaded, prompts[0], ours, max_new_tokens) if overhead else [],
     )
 
 
-def _answer(
-    loaded: Loaded, backbone: Backbone, prompt: Prompt, config: DecodeConfig | None, max_new_tokens: int
-) -> Answer:
-    """Decode one prompt through the public entry, as a user would, and time it."""
-    ids = torch.tensor([prompt.ids], device=backbone.device)
-    options: dict[str, Any] = {
-        **GREEDY,
-        "attention_mask": torch.ones_like(ids),
-        "max_new_tokens": budget(backbone, len(prompt.ids), max_new_tokens),
-        "return_dict_in_generate": True,
-    }
-    synchronise(backbone.device)
-    started = time.perf_counter()
-    if config is None:
-        out = loaded.model.generate(ids, **options)  # type: ignore[operator]
-    else:
-        out = generate(loaded.model, ids, decode=config, tokenizer=loaded.tokenizer, **options)
-    synchronise(backbone.device)
-    seconds = time.perf_counter() - started
-    stats = out.stats.rows[0] if isinstance(out, GenerateOutput) and out.stats is not None else None
-    return Answer(out.sequences[0, len(prompt.ids) :].tolist(), seconds, stats)
+def _check(prompts: Sequence[Prompt], sizes: Sequence[int], rivals: Sequence[Contestant]) -> None:
+    if not sizes or sizes[0] < 1:
+        raise ConfigError("A batch size is too small", seen=list(sizes), expected="at least 1")
+    if 1 not in sizes and any(rival.single for rival in rivals):
+        raise ConfigError(
+            "These decoders of the library take one row at a time",
+            seen=", ".join(rival.name for rival in rivals),
+            remedy="measure a batch size of 1 as well",
+        )
+    if not prompts:
+        raise DataError("There is nothing to measure", seen="0 prompts", expected="at least 1")
+    if sizes[-1] > len(prompts):
+        raise DataError(
+            f"There are too few prompts for a batch of {sizes[-1]}",
+            seen=f"{len(prompts)} prompts",
+            remedy="raise the limit of prompts, or leave that batch size out",
+        )
 
 
-def _result(
-    config: DecodeConfig | None,
-    given: Sequence[Answer],
-    ar: Sequence[Answer],
-    mismatches: list[Mismatch],
-    quality: Quality,
-) -> DecoderResult:
-    tokens, seconds = sum(len(a.ids) for a in given), sum(a.seconds for a in given)
-    ar_rate = sum(len(a.ids) for a in ar) / sum(a.seconds for a in ar)
-    ratios = [(len(a.ids) / a.seconds) / (len(other.ids) / other.seconds) for a, other in zip(given, ar, strict=True)]
-    counts = [a.stats for a in given if a.stats is not None]
-    accepted: Counter[int] = Counter()
-    for count in counts:
-        accepted.update(count.accepted)
-    return DecoderResult(
-        decoder=LIBRARY if config is None else config.decoder,
-        decode=config,
-        prompts=len(given),
-        tokens=tokens,
-        forwards=sum(count.forwards for count in counts) if counts else None,
-        seconds=seconds,
-        speedup=tokens / seconds / ar_rate,
-        median_speedup=statistics.median(ratios),
-        mismatches=mismatches,
-        quality=quality,
-        accepted=dict(sorted(accepted.items())),
-    )
+def _judge(
+    loaded: Loaded,
+    backbone: Backbone,
+    batches: Sequence[Sequence[Prompt]],
+    field: Sequence[Contestant],
+    found: Sequence[list[Turn]],
+    task: Task,
+) -> list[DecoderResult]:
+    """Compare the answers of each contestant with those of `ar` to the same batches, and grade them."""
+    library, ar = found[0], found[1]
+    asked = [prompt for batch in batches for prompt in batch]
+    results = []
+    for contestant, turns in zip(field, found, strict=True):
+        reference = library if turns is ar else ar
+        answers = [ids for turn in turns for ids in turn.ids]
+        others = [ids for turn in reference for ids in turn.ids]
+        limits = [turn.limit for turn in turns for _ in turn.ids]
+        mismatches = [
+            mismatch
+            for prompt, ids, other, limit in zip(asked, answers, others, limits, strict=True)
+            if (mismatch := find_mismatch(backbone, prompt, ids, other, limit)) is not None
+        ]
+        results.append(
+            DecoderResult(
+                contestant,
+                len(batches[0]),
+                turns,
+                ar,
+                LIBRARY if turns is ar else AR,
+                mismatches,
+                quality_of(answers, asked, loaded.tokenizer, backbone.eos_ids, task),
+            )
+        )
+    return results
+
+
+def _costs(
+    backbone: Backbone, batches: Sequence[Sequence[Prompt]], results: Sequence[DecoderResult]
+) -> dict[int, Cost]:
+    """What forwards of the sizes that the contestants ran cost, amid answers of the usual length."""
+    asked = [prompt for batch in batches for prompt in batch]
+    answers = [ids for turn in results[1].turns for ids in turn.ids]
+    context = round(statistics.median(len(p.ids) + len(ids) / 2 for p, ids in zip(asked, answers, strict=True)))
+    rows = len(batches[0])
+    found = cost_ratios(backbone, [result.median_slots for result in results], context, rows=rows)
+    return {slots: Cost(rows, slots, context, **figures) for slots, figures in found.items()}

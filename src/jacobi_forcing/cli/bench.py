@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +15,49 @@ from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import print_json
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PromptsConfig
 from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import write_json
 
 DEFAULT_PROMPTS = 20
+RIVALS = ("prompt-lookup", "assisted")
+
+Compare = Annotated[
+    list[str] | None, typer.Option(help="A further model to measure, such as the trained one. Repeatable.")
+]
+Prompts = Annotated[int, options.option(PromptsConfig, "limit", "--limit", "-l")]
+Rivals = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"A decoder of the library to measure too: {', '.join(RIVALS)}. One row at a time. Repeatable.",
+        show_default="none; its greedy generate is always measured",
+    ),
+]
+Assistant = Annotated[
+    str | None, typer.Option(help="Model that drafts for the rival assisted: folder or hub name, same tokenizer.")
+]
+LookupTokens = Annotated[int, typer.Option(min=1, help="Longest draft of the rival prompt-lookup, tokens.")]
+BatchSizes = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--batch-size",
+        "-b",
+        min=1,
+        help="Prompts decoded side by side, by ar and the library too. Repeatable.",
+        show_default="1",
+    ),
+]
+WithOverhead = Annotated[
+    bool, typer.Option("--overhead", help="Also measure what the decoding loop costs beside the bare forwards.")
+]
+Details = Annotated[
+    bool, typer.Option("--details", help="Also show how many guesses were right by distance, and which lines won.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the figures to this file too.")]
 
 
 def bench(
     model: options.Model = BUILTIN,
-    compare: Annotated[
-        list[str] | None, typer.Option(help="A further model to measure, such as the trained one. Repeatable.")
-    ] = None,
+    compare: Compare = None,
     prompts: options.Source = BUILTIN,
     field: options.PromptField = PromptsConfig.field,
     answer_field: options.AnswerField = None,
@@ -29,55 +65,117 @@ def bench(
     split: options.SplitOrTest = None,
     template: options.Template = PromptsConfig.template,
     offset: options.Offset = 0,
-    limit: Annotated[int, options.option(PromptsConfig, "limit", "--limit", "-l")] = DEFAULT_PROMPTS,
+    limit: Prompts = DEFAULT_PROMPTS,
     prompts_seed: options.PromptSeed = 1,
     task: options.TaskName = None,
     decoder: options.Decoders = None,
     block_size: options.BlockSizes = None,
-    draft_init: options.DraftInit = DecodeConfig.draft_init,
+    candidates: options.CandidateCounts = None,
+    num_blocks: options.BlockCounts = None,
+    spawn_ratio: options.SpawnRatios = None,
+    prompt_ngrams: options.PromptNgrams = DecodeConfig.prompt_ngrams,
+    draft_init: options.DraftInits = None,
     draft_seed: options.DraftSeed = DecodeConfig.draft_seed,
+    static_shapes: options.StaticShapes = DecodeConfig.static_shapes,
+    rival: Rivals = None,
+    assistant: Assistant = None,
+    lookup_tokens: LookupTokens = 10,
+    batch_size: BatchSizes = None,
     max_new_tokens: options.MaxNewTokens = 256,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the figures to this file too.")] = None,
+    overhead: WithOverhead = False,
+    details: Details = False,
+    output: Output = None,
     json: options.Json = False,
 ) -> None:
-    """Measure decoders on the same weights and prompts, one row at a time: speed, exactness and quality together.
+    """Measure decoders on the same weights and prompts: speed, exactness and quality together.
 
-    --decoder and --block-size may be repeated; every decoder is measured at every size. The last line of standard
-    output is a JSON object with all figures; with --json it is the only one.
+    --decoder, --block-size and the decoders' other settings that take a value may be repeated; every combination is
+    measured. The last line of standard output is a JSON object with all figures; with --json it is the only one.
     """
-    given = dict(locals())
-    builtin = prompts == BUILTIN
-    source = options.settings(
-        PromptsConfig, given, source=prompts, split=split or ("heldout" if builtin else "test"), seed=prompts_seed
-    )
-    asked = options.settings(
-        EvaluationConfig,
-        {"max_new_tokens": max_new_tokens},
-        prompts=source,
-        task=task or ("word_problems" if builtin else "none"),
-        decode=[
-            options.settings(DecodeConfig, given, decoder=name, block_size=n)
-            for name in decoder or [DecodeConfig.decoder]
-            for n in block_size or [DecodeConfig.block_size]
-        ],
-    )
-    models = [options.settings(ModelConfig, given, name=name) for name in [model, *(compare or [])]]
+    plan = _plan(dict(locals()))
 
     from jacobi_forcing.cli.tables import show_models
 
-    results = _measure(models, asked)
-    show_models(results, to_stderr=json)
-    report = _report(results, source, draft_seed)
+    results = _measure(plan)
+    show_models(results, to_stderr=json, details=details)
+    report = _report(results, plan.asked.prompts, draft_seed)
     if output is not None:
         write_json(output, report)
     print_json(report)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is to be measured, checked before anything is loaded."""
+
+    models: list[ModelConfig]
+    asked: EvaluationConfig
+    rivals: list[str]
+    assistant: ModelConfig | None
+    lookup_tokens: int
+    batch_sizes: list[int]
+    overhead: bool
+
+
+_SWEPT = ("block_size", "candidates", "num_blocks", "spawn_ratio", "draft_init")
+"""Settings of decoders of which several values may be given."""
+
+
+def _plan(given: Mapping[str, Any]) -> _Plan:
+    """Turn a call's arguments into settings.
+
+    Raises:
+        ConfigError: One is wrong.
+    """
+    builtin = given["prompts"] == BUILTIN
+    source = options.settings(
+        PromptsConfig,
+        given,
+        source=given["prompts"],
+        split=given["split"] or ("heldout" if builtin else "test"),
+        seed=given["prompts_seed"],
+    )
+    choices = [given[name] or [getattr(DecodeConfig, name)] for name in ("decoder", *_SWEPT)]
+    asked = options.settings(
+        EvaluationConfig,
+        {"max_new_tokens": given["max_new_tokens"]},
+        prompts=source,
+        task=given["task"] or ("word_problems" if builtin else "none"),
+        decode=[
+            options.settings(DecodeConfig, given, **dict(zip(("decoder", *_SWEPT), values, strict=True)))
+            for values in itertools.product(*choices)
+        ],
+    )
+    helper = given["assistant"]
+    return _Plan(
+        models=[
+            options.settings(ModelConfig, given, name=name) for name in [given["model"], *(given["compare"] or [])]
+        ],
+        asked=asked,
+        rivals=_rivals(given["rival"] or [], helper),
+        assistant=None if helper is None else options.settings(ModelConfig, given, name=helper),
+        lookup_tokens=given["lookup_tokens"],
+        batch_sizes=given["batch_size"] or [1],
+        overhead=given["overhead"],
+    )
+
+
+def _rivals(names: list[str], assistant: str | None) -> list[str]:
+    for name in names:
+        if name not in RIVALS:
+            raise ConfigError(f"There is no rival '{name}'", expected="one of " + ", ".join(RIVALS))
+    if "assisted" in names and assistant is None:
+        raise ConfigError("The rival 'assisted' needs a model that drafts", remedy="name one with --assistant")
+    if "assisted" not in names and assistant is not None:
+        raise ConfigError("An assistant drafts for the rival 'assisted' only", remedy="add --rival assisted")
+    return list(dict.fromkeys(names))
+
+
 def _report(results: list[dict[str, Any]], source: PromptsConfig, seed: int) -> dict[str, Any]:
-    from jacobi_forcing.bench.speed import SCHEMA_VERSION
+    from jacobi_forcing.bench.results import SCHEMA_VERSION
 
     return {
         "version": SCHEMA_VERSION,
@@ -88,27 +186,38 @@ def _report(results: list[dict[str, Any]], source: PromptsConfig, seed: int) -> 
     }
 
 
-def _measure(models: list[ModelConfig], asked: EvaluationConfig) -> list[dict[str, Any]]:
-    """One model after the other; only one is in memory at a time."""
+def _measure(plan: _Plan) -> list[dict[str, Any]]:
+    """One model after the other; only one, and the assistant, are in memory at a time."""
     from jacobi_forcing.backbone import Backbone
-    from jacobi_forcing.bench.speed import bench as measure
+    from jacobi_forcing.bench import assisted, prompt_lookup
+    from jacobi_forcing.bench import bench as measure
     from jacobi_forcing.cli.bars import Bars
     from jacobi_forcing.loading import load
     from jacobi_forcing.trajectories.prompts import load_prompts
 
     results = []
     with Bars() as bars:
-        for settings in models:
+        helper = load(plan.assistant) if plan.assistant is not None else None
+        for settings in plan.models:
             bars.begin("bench", f"Measure {settings.name}")
             loaded = load(settings)
+            rivals = [
+                assisted(loaded, helper)
+                if name == "assisted" and helper is not None
+                else prompt_lookup(plan.lookup_tokens)
+                for name in plan.rivals
+            ]
             context = Backbone(loaded.model).context_length
-            found = load_prompts(asked.prompts, loaded.tokenizer, context_length=context)
+            found = load_prompts(plan.asked.prompts, loaded.tokenizer, context_length=context)
             result = measure(
                 loaded,
                 found,
-                decode=asked.decode,
-                max_new_tokens=asked.max_new_tokens,
-                task=asked.task,
+                decode=plan.asked.decode,
+                max_new_tokens=plan.asked.max_new_tokens,
+                task=plan.asked.task,
+                rivals=rivals,
+                batch_sizes=plan.batch_sizes,
+                overhead=plan.overhead,
                 on_progress=lambda done, total: bars.progress(done, total, "prompts"),
             )
             results.append(result.to_dict())

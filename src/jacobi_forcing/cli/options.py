@@ -35,6 +35,11 @@ def option(config: type[Config], field: str, *names: str, **details: Any) -> Any
     return typer.Option(*(names or (f"--{field.replace('_', '-')}",)), help=text + ".", **details)
 
 
+def several(field: str) -> Any:
+    """A repeatable option for a setting of decoders; where it is not given, the setting's default is measured alone."""
+    return option(DecodeConfig, field, show_default=str(getattr(DecodeConfig, field)))
+
+
 _Kind = TypeVar("_Kind", bound=Config)
 
 
@@ -67,6 +72,14 @@ Decoder = Annotated[str, option(DecodeConfig, "decoder", "--decoder", "-d")]
 BlockSize = Annotated[int, option(DecodeConfig, "block_size", "--block-size", "-n")]
 DraftInit = Annotated[str, option(DecodeConfig, "draft_init")]
 DraftSeed = Annotated[int, option(DecodeConfig, "draft_seed")]
+Candidates = Annotated[int, option(DecodeConfig, "candidates")]
+NumBlocks = Annotated[int, option(DecodeConfig, "num_blocks")]
+SpawnRatio = Annotated[float, option(DecodeConfig, "spawn_ratio")]
+PromptNgrams = Annotated[bool, option(DecodeConfig, "prompt_ngrams", "--prompt-ngrams/--no-prompt-ngrams")]
+SampleSeed = Annotated[
+    int | None, option(DecodeConfig, "sample_seed", show_default="drawn from torch's global generator")
+]
+StaticShapes = Annotated[bool, option(DecodeConfig, "static_shapes")]
 
 MaxNewTokens = Annotated[int, option(CollectConfig, "max_new_tokens")]
 CollectBatch = Annotated[int, option(CollectConfig, "batch_size")]
@@ -79,6 +92,10 @@ Decoders = Annotated[
     option(DecodeConfig, "decoder", "--decoder", "-d", show_default="window; ar is always measured"),
 ]
 BlockSizes = Annotated[list[int] | None, option(DecodeConfig, "block_size", "--block-size", "-n", show_default="16")]
+DraftInits = Annotated[list[str] | None, several("draft_init")]
+CandidateCounts = Annotated[list[int] | None, several("candidates")]
+BlockCounts = Annotated[list[int] | None, several("num_blocks")]
+SpawnRatios = Annotated[list[float] | None, several("spawn_ratio")]
 SplitOrTest = Annotated[
     str | None, option(PromptsConfig, "split", show_default="heldout of the builtin source, test else")
 ]
