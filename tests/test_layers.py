@@ -27,6 +27,7 @@ LAYERS = (
     "embedded",
     "loading",
     "cache",
+    "adapter",
     "backbone",
     "sweep",
     "decode",

@@ -1,0 +1,272 @@
+"""A gated adapter: LoRA weights that are switched on per token, y = W x + g B(A x).
+
+With g = 0 a token runs through the base model as it is, with g = 1 through the adapted one; one forward pass may hold
+both. So the adapter can draft while the base verifies, and the text is the base's own. It cannot be merged: its
+weights would then verify too, and the text would be theirs.
+
+On disk it is a plain peft LoRA adapter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError, ModelError
+from jacobi_forcing.files import write_file, write_json
+
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+
+
+class _Gate:
+    """Which tokens of the forward pass in progress are switched on; shared by all layers of a model.
+
+    Attributes:
+        open: Whether any is.
+        index: Those tokens, counted through all rows [G]; None for all of them.
+    """
+
+    def __init__(self) -> None:
+        self.open = False
+        self.index: Tensor | None = None
+
+
+class GatedLinear(nn.Module):
+    """A linear layer of the base, which stays as it is, and a low-rank product that is added for gated tokens.
+
+    Args:
+        base: The layer, whose weights are frozen.
+        rank: r, columns of the product's waist.
+        scaling: What the product is multiplied by, alpha / r.
+        gate: Shared by all layers.
+    """
+
+    def __init__(self, base: nn.Module, rank: int, scaling: float, gate: _Gate) -> None:
+        super().__init__()
+        self.base, self.scaling, self.gate = base, scaling, gate
+        width, height = _features(base)
+        like = base.weight
+        self.lora_A = nn.Parameter(torch.empty(rank, width, dtype=like.dtype, device=like.device))
+        self.lora_B = nn.Parameter(torch.zeros(height, rank, dtype=like.dtype, device=like.device))
+        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Hidden states [..., in] to [..., out]."""
+        y: Tensor = self.base(x)
+        if not self.gate.open:
+            return y
+        index = self.gate.index
+        if index is None:
+            return y + self._product(x)
+        # Only gated tokens pay for the product.
+        flat, product = y.reshape(-1, y.shape[-1]), self._product(x.reshape(-1, x.shape[-1])[index])
+        added = flat.index_add(0, index, product) if torch.is_grad_enabled() else flat.index_add_(0, index, product)
+        return added.view_as(y)
+
+    def _product(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(nn.functional.linear(x, self.lora_A), self.lora_B * self.scaling)
+
+
+class GatedAdapter:
+    """The adapter of one model: attached layers, their weights, and the gate.
+
+    Make one with `attach` or `load`; `of` finds the one that a model has.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: dict[str, GatedLinear], gate: _Gate, rank: int, alpha: float):
+        self.model, self.layers, self._gate = model, layers, gate
+        self.rank, self.alpha = rank, alpha
+
+    @classmethod
+    def attach(
+        cls,
+        model: PreTrainedModel,
+        rank: int = 16,
+        alpha: float | None = None,
+        targets: Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> GatedAdapter:
+        """Put a fresh adapter on a model's linear layers; its product is zero until it is trained.
+
+        The base's weights are frozen. What it computes for tokens that are not gated does not change, to the bit.
+
+        Args:
+            model: The base.
+            rank: r.
+            alpha: Scale of the product is alpha / r; by default 2 r.
+            targets: Names of layers, last part or whole; by default every linear layer but the output head.
+            seed: Of the random half of the weights.
+
+        Raises:
+            ConfigError: The rank is below 1, or no layer has such a name.
+            ModelError: The model has an adapter already.
+        """
+        if rank < 1:
+            raise ConfigError("The rank of the adapter is too small", seen=rank, expected="at least 1")
+        if cls.of(model) is not None:
+            raise ModelError("The model has a gated adapter already", remedy="detach it first")
+        alpha = 2.0 * rank if alpha is None else float(alpha)
+        head = model.get_output_embeddings()
+        found = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, (nn.Linear, Conv1D)) and module is not head and _named(name, targets)
+        }
+        if not found:
+            raise ConfigError(
+                "No linear layer has such a name", seen=targets, remedy="leave targets out for all of them"
+            )
+        model.requires_grad_(False)
+        gate, layers = _Gate(), {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for name, module in found.items():
+                layers[name] = GatedLinear(module, rank, alpha / rank, gate)
+                _replace(model, name, layers[name])
+        return cls(model, layers, gate, rank, alpha)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> GatedAdapter | None:
+        """The adapter that a model has, or None."""
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, GatedLinear)}
+        if not layers:
+            return None
+        first = next(iter(layers.values()))
+        rank = first.lora_A.shape[0]
+        return cls(model, layers, first.gate, rank, first.scaling * rank)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, model: PreTrainedModel, folder: str | Path) -> GatedAdapter:
+        """Put an adapter from disk on a model.
+
+        Raises:
+            ArtefactError: The folder holds no LoRA adapter, or one of another kind than can be gated.
+            ModelError: It was made for a model of another shape.
+        """
+        folder = Path(folder)
+        try:
+            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            weights = load_file(folder / WEIGHTS)
+        except (OSError, ValueError) as error:
+            raise ArtefactError(
+                f"'{folder}' holds no adapter", seen=str(error), expected=f"{SETTINGS} and {WEIGHTS}"
+            ) from error
+        unfit = [key for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save") if settings.get(key)]
+        if settings.get("peft_type") != "LORA" or unfit or settings.get("bias", "none") != "none":
+            seen = f"{settings.get('peft_type')} {' '.join(unfit)}".strip()
+            raise ArtefactError(f"The adapter in '{folder}' cannot be gated", seen=seen, expected="plain LoRA")
+        rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
+        if settings.get("use_rslora"):
+            alpha *= math.sqrt(rank)
+        names = {key.removeprefix(_PREFIX).rsplit(".lora_", 1)[0] for key in weights}
+        known = {name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
+        if not names <= known:
+            raise ModelError(
+                f"The adapter in '{folder}' was made for another model",
+                seen=f"layer {min(names - known)}, which {type(model).__name__} does not have",
+            )
+        adapter = cls.attach(model, rank, alpha, sorted(names))
+        try:
+            for name, layer in adapter.layers.items():
+                for part in ("lora_A", "lora_B"):
+                    with torch.no_grad():
+                        getattr(layer, part).copy_(weights[f"{_PREFIX}{name}.{part}.weight"])
+        except (KeyError, RuntimeError) as error:
+            adapter.detach()
+            raise ModelError(f"The adapter in '{folder}' does not fit the model", seen=str(error)) from error
+        return adapter
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable weights."""
+        return [part for layer in self.layers.values() for part in (layer.lora_A, layer.lora_B)]
+
+    @contextlib.contextmanager
+    def gated(self, index: Tensor | None = None) -> Iterator[None]:
+        """Switch tokens on for the forward passes inside the block.
+
+        Args:
+            index: The tokens, counted through all rows of the input [G]; None for all.
+        """
+        self._gate.open, self._gate.index = True, index
+        try:
+            yield
+        finally:
+            self._gate.open, self._gate.index = False, None
+
+    def save(self, folder: str | Path, base: str | None = None) -> None:
+        """Write a plain peft adapter.
+
+        Args:
+            folder: Made if it is missing.
+            base: Name of the base model, for people and for peft; by default where the model was loaded from.
+
+        Raises:
+            MissingExtraError: peft is not installed.
+        """
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise MissingExtraError("peft", "train") from error
+        settings: dict[str, Any] = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]
+            target_modules=sorted(self.layers),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=base or self.model.config.name_or_path or None,
+            inference_mode=True,
+            fan_in_fan_out=any(isinstance(layer.base, Conv1D) for layer in self.layers.values()),
+        ).to_dict()
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+        weights = {
+            f"{_PREFIX}{name}.{part}.weight": getattr(layer, part).detach().cpu().contiguous()
+            for name, layer in self.layers.items()
+            for part in ("lora_A", "lora_B")
+        }
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / WEIGHTS, lambda path: path.write_bytes(save(weights, {"format": "pt"})))
+        write_json(folder / SETTINGS, plain)
+
+    def detach(self) -> None:
+        """Take the adapter off: the model's own layers are back in their places, bit for bit what they were."""
+        for name, layer in self.layers.items():
+            _replace(self.model, name, layer.base)
+        self.layers = {}
+
+    def merge(self) -> None:
+        """Refuse.
+
+        Raises:
+            ModelError: Always.
+        """
+        raise ModelError(
+            "A gated adapter cannot be merged into its base",
+            expected="the base's weights beside it: they verify what the adapter drafts",
+            remedy="keep both; merged, the text would no longer be the base's",
+        )
+
+
+def _features(layer: nn.Module) -> tuple[int, int]:
+    """Input and output width; GPT-2 keeps its weights the other way round."""
+    first, second = layer.weight.shape  # type: ignore[misc]
+    return (int(first), int(second)) if isinstance(layer, Conv1D) else (int(second), int(first))
+
+
+def _named(name: str, targets: Sequence[str] | None) -> bool:
+    return targets is None or any(name == target or name.endswith("." + target) for target in targets)
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
