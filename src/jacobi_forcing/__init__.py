@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jacobi_forcing.config import DecodeConfig
     from jacobi_forcing.decode.generate import GenerateOutput, generate
+    from jacobi_forcing.decode.saved import save_custom_generate
     from jacobi_forcing.errors import JForceError
 
 __version__ = "0.1.0"
 
-__all__ = ["DecodeConfig", "GenerateOutput", "JForceError", "__version__", "generate"]
+__all__ = ["DecodeConfig", "GenerateOutput", "JForceError", "__version__", "generate", "save_custom_generate"]
 
 _HOMES = {
     "DecodeConfig": "jacobi_forcing.config",
     "GenerateOutput": "jacobi_forcing.decode.generate",
     "JForceError": "jacobi_forcing.errors",
     "generate": "jacobi_forcing.decode.generate",
+    "save_custom_generate": "jacobi_forcing.decode.saved",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this function would let every misspelt name pass
