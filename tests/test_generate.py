@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ import torch
 import transformers
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from decoding import DECODERS, SCRIPT, ScriptedModel, library, ours, prompt, prompt_tensor, reference
+from decoding import DECODERS, SCRIPT, ScriptedModel, library, prompt, prompt_tensor, reference
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.errors import ConfigError
 from tiny_models import shared_model, tiny_model
@@ -43,18 +47,56 @@ def test_max_length_counts_the_prompt() -> None:
     assert generate(shared_model("llama"), prompt_tensor(), max_length=16).shape == (1, 16)
 
 
-def test_the_library_is_left_as_it_was() -> None:
+OWNERS = (PreTrainedModel, transformers.GenerationMixin, GenerationConfig, DynamicCache, DynamicCache.__mro__[1])
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_library_is_left_as_it_was(decoder: str) -> None:
     model = tiny_model("llama", seed=3)
-    before = library(model, prompt(), 12)
+    owners = (type(model), *OWNERS)
+    before, sampled = library(model, prompt(), 12), sample(model)
     settings = model.generation_config.to_dict()
-    attributes = dict(vars(model))
-    ours(model, prompt(), 12)
+    attributes, members = dict(vars(model)), [dict(vars(owner)) for owner in owners]
+    decode = DecodeConfig(decoder=decoder, block_size=4)
+    options: dict[str, Any] = {"decode": decode, "max_new_tokens": 12, "stopping_criteria": [lambda *_: False]}
+    generate(model, prompt_tensor(), **options)
+    generate(model, prompt_tensor(), do_sample=True, temperature=0.7, **options)
+    model.generate(prompt_tensor(), custom_generate=generate, **options)
     assert model.generation_config.to_dict() == settings
     assert vars(model) == attributes
-    assert library(model, prompt(), 12) == before
-    for owner in (type(model), PreTrainedModel, transformers.GenerationMixin, DynamicCache, DynamicCache.__mro__[1]):
+    assert [dict(vars(owner)) for owner in owners] == members
+    assert (library(model, prompt(), 12), sample(model)) == (before, sampled)
+    for owner in owners:
         for name, member in inspect.getmembers(owner, inspect.isfunction):
             assert not inspect.unwrap(member).__module__.startswith("jacobi_forcing"), f"{owner}.{name} is patched"
+
+
+def sample(model: PreTrainedModel) -> list[int]:
+    """A sampled text of the library's."""
+    torch.manual_seed(1)
+    return model.generate(prompt_tensor(), do_sample=True, max_new_tokens=12)[0].tolist()
+
+
+def test_importing_changes_nothing_in_the_library() -> None:
+    script = """
+        import inspect, transformers
+        from transformers import DynamicCache, GenerationConfig, GenerationMixin, LlamaForCausalLM, PreTrainedModel
+        from transformers.generation import stopping_criteria, utils
+        owners = [DynamicCache, GenerationConfig, GenerationMixin, LlamaForCausalLM, PreTrainedModel,
+                  stopping_criteria, utils]
+        before = [dict(vars(owner)) for owner in owners]
+        from jacobi_forcing import generate, save_custom_generate
+        print([owner for owner, then in zip(owners, before) if dict(vars(owner)) != then])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=Path(__file__).resolve().parents[1] / "src",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_the_output_stays_on_the_type_of_the_input() -> None:
@@ -92,6 +134,21 @@ def test_a_left_padded_prompt_equals_the_unpadded_one() -> None:
     assert out[0, 20:].tolist() == reference("gpt2")[:12]
 
 
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_a_prompt_with_a_hole_in_its_mask_is_read_as_the_library_reads_it(arch: str) -> None:
+    ids = torch.tensor([[0, *prompt(5), 0, 0, *prompt(6)], [*prompt(8), 0, *prompt(5, seed=1)]])
+    options: dict[str, Any] = {"attention_mask": (ids != 0).long(), "max_new_tokens": 12, "pad_token_id": 0}
+    expected = shared_model(arch).generate(ids, **options)
+    assert torch.equal(generate(shared_model(arch), ids, decode=DecodeConfig(block_size=4), **options), expected)
+
+
+def test_positions_that_say_nothing_new_may_be_passed() -> None:
+    ids, mask = torch.tensor([[0] * 3 + prompt()]), torch.tensor([[0] * 3 + [1] * 11])
+    positions = torch.tensor([[0] * 3 + list(range(11))])
+    out = generate(shared_model("llama"), ids, attention_mask=mask, position_ids=positions, max_new_tokens=12)
+    assert out[0, 14:].tolist() == reference("llama")[:12]
+
+
 # Drafts ----------------------------------------------------------------------------------------------------------
 
 
@@ -116,10 +173,11 @@ def test_a_vocabulary_fill_draws_only_ids_that_the_tokenizer_has(given: dict[str
     assert set(model.fed[0][0][3:]) == {7, 9}
 
 
-def test_a_vocabulary_may_be_passed_through_the_library() -> None:
+@pytest.mark.parametrize("given", [{"tokenizer": Vocabulary()}, {"vocabulary": [7, 9]}])
+def test_a_vocabulary_may_be_passed_through_the_library(given: dict[str, Any]) -> None:
     model = ScriptedModel(SCRIPT, prompt_length=3)
     decode = DecodeConfig(draft_init="vocabulary", block_size=16)
-    options: dict[str, Any] = {"decode": decode, "vocabulary": [7, 9], "max_new_tokens": 20}
+    options: dict[str, Any] = {"decode": decode, "max_new_tokens": 20, **given}
     model.generate(torch.tensor([[1, 2, 3]]), custom_generate=generate, **options)
     assert set(model.fed[0][0][3:]) == {7, 9}
 

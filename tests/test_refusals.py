@@ -12,39 +12,45 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     DynamicCache,
-    GenerationConfig,
     PreTrainedModel,
 )
+from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from decoding import DECODERS, library, ours, prompt, prompt_tensor
 from jacobi_forcing import JForceError, generate
-from jacobi_forcing.errors import CacheError, ConfigError, ModelError
+from jacobi_forcing.errors import CacheError, ConfigError, DataError, ModelError
 from tiny_models import VOCAB, shared_model, tiny_model
 
 
-class NeverStop(transformers.StoppingCriteria):
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return torch.zeros(len(input_ids), dtype=torch.bool)
+class Strange(transformers.LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+CONFIDENCE = transformers.StoppingCriteriaList([ConfidenceCriteria(0.5)])
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"do_sample": True}, "do_sample=True"),
-        ({"do_sample": True, "temperature": 0.7}, "do_sample=True"),
         ({"num_beams": 3}, "num_beams=3"),
-        ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
-        ({"min_new_tokens": 2, "eos_token_id": 3}, "MinNewTokens"),
-        ({"bad_words_ids": [[3]]}, "NoBadWords"),
-        ({"no_repeat_ngram_size": 2}, "NoRepeatNGram"),
-        ({"suppress_tokens": [3]}, "SuppressTokens"),
-        ({"max_time": 9.0}, "MaxTime"),
-        ({"stopping_criteria": transformers.StoppingCriteriaList([NeverStop()])}, "NeverStop"),
+        ({"num_beams": 2, "num_return_sequences": 2}, "num_beams=2"),
+        ({"num_beams": 2, "do_sample": True}, "num_beams=2"),
+        ({"guidance_scale": 1.5}, "ClassifierFreeGuidance"),
+        ({"logits_processor": transformers.LogitsProcessorList([Strange()])}, "Strange"),
+        ({"stopping_criteria": CONFIDENCE}, "ConfidenceCriteria"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
+        ({"output_logits": True, "return_dict_in_generate": True}, "output_logits=True"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states=True"),
+        ({"prompt_lookup_num_tokens": 3}, "assisted_generation"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
+        ({"position_ids": torch.arange(11)[None] + 1}, "position_ids of the caller"),
     ],
 )
 @pytest.mark.parametrize("direct", [True, False])
-def test_what_would_change_the_text_is_refused_by_name(options: dict[str, Any], named: str, direct: bool) -> None:
+def test_what_would_change_the_text_or_the_output_is_refused_by_name(
+    options: dict[str, Any], named: str, direct: bool
+) -> None:
     model = shared_model("llama")
     options = {"max_new_tokens": 4, "pad_token_id": 0, **options}
     with pytest.raises(ConfigError, match=named):
@@ -55,21 +61,42 @@ def test_what_would_change_the_text_is_refused_by_name(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_sampling_by_the_models_own_settings_is_refused(direct: bool) -> None:
-    model = tiny_model("llama")
-    model.generation_config = GenerationConfig(do_sample=True, temperature=0.6, pad_token_id=0)
-    with pytest.raises(ConfigError, match=r"do_sample=True.*do_sample=False"):
+def test_an_assistant_is_refused(direct: bool) -> None:
+    options: dict[str, Any] = {"assistant_model": tiny_model("llama"), "max_new_tokens": 4}
+    with pytest.raises(ConfigError, match="assisted_generation"):
         if direct:
-            generate(model, prompt_tensor(), max_new_tokens=4)
+            generate(shared_model("llama"), prompt_tensor(), **options)
         else:
-            model.generate(prompt_tensor(), custom_generate=generate, max_new_tokens=4)
-    assert ours(model, prompt(), 4, do_sample=False) == library(model, prompt(), 4)
+            shared_model("llama").generate(prompt_tensor(), custom_generate=generate, **options)
 
 
-def test_sampling_in_a_generation_config_is_refused() -> None:
-    config = GenerationConfig(do_sample=True, max_new_tokens=4, pad_token_id=0)
-    with pytest.raises(ConfigError, match="do_sample=True"):
-        generate(shared_model("llama"), prompt_tensor(), generation_config=config)
+def test_an_input_that_only_some_models_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match="token_type_ids"):
+        generate(
+            shared_model("gpt2"), prompt_tensor(), token_type_ids=torch.ones_like(prompt_tensor()), max_new_tokens=4
+        )
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_several_greedy_texts_of_one_prompt_are_refused_as_the_library_refuses_them(direct: bool) -> None:
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        if direct:
+            generate(shared_model("llama"), prompt_tensor(), num_return_sequences=2)
+        else:
+            shared_model("llama").generate(prompt_tensor(), custom_generate=generate, num_return_sequences=2)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_padding_on_the_right_is_refused(length: int) -> None:
+    ids = torch.tensor([prompt(7), [*prompt(5), 0, 0]])[2 - length :]
+    with pytest.raises(DataError, match=r"padded on the right.*padding_side"):
+        generate(shared_model("llama"), ids, attention_mask=(ids != 0).long(), max_new_tokens=4)
+
+
+def test_a_hole_in_the_mask_is_refused_where_the_library_would_count_it_in_a_window() -> None:
+    ids = torch.tensor([[0, *prompt(5), 0, *prompt(4)]])
+    with pytest.raises(DataError, match=r"masked in its middle.*sliding window"):
+        generate(shared_model("gemma3"), ids, attention_mask=(ids != 0).long(), max_new_tokens=4)
 
 
 def test_going_on_from_a_cache_is_refused() -> None:

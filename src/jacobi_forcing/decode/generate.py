@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from jacobi_forcing.backbone import Backbone, as_ids
+from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import DecodeConfig
+from jacobi_forcing.decode.conventions import from_caller, in_force, override, refuse, split_prompts
 from jacobi_forcing.decode.engine import make_row, run
 from jacobi_forcing.decode.rows import Row
+from jacobi_forcing.decode.sampling import make_choose
+from jacobi_forcing.decode.saved import saved_decode
 from jacobi_forcing.decode.stats import DecodeStats
+from jacobi_forcing.decode.stopping import Ends, with_stop_strings
 from jacobi_forcing.errors import ConfigError
 
 
@@ -44,9 +47,10 @@ def generate(
     decode: DecodeConfig | None = None,
     tokenizer: Any = None,
     vocabulary: Sequence[int] | None = None,
+    stop_strings: str | list[str] | None = None,
     **kwargs: Any,
 ) -> Tensor | GenerateOutput:
-    """Decode greedily, several tokens a forward pass, into exactly the text of the library's greedy `generate`.
+    """Decode several tokens a forward pass, into the text that the library's `generate` would write one by one.
 
     Two ways in, with the same result::
 
@@ -56,134 +60,118 @@ def generate(
     Args:
         model: A decoder-only model whose cache can roll back.
         input_ids: Prompt ids [rows, length]; a batch is padded on the left, with an `attention_mask`.
-        logits_processor: Filled in by the library; anything in it is refused by name.
-        stopping_criteria: Filled in by the library; end tokens and length are honoured, others refused by name.
-        generation_config: The library's settings, by default the model's own; ours come from `decode`.
+        logits_processor: The caller's own; in anything but the plain ones it is refused by name.
+        stopping_criteria: The caller's own, asked about each new token of a row: ids [1, length] without padding.
+        generation_config: The library's settings, by default the model's own; see `override` for `temperature=0`.
         streamer: The library's streamer protocol, for one row; gets each accepted run of tokens as it is committed, and
             the guesses of every sweep if it has a method `put_draft(ids)`.
-        decode: The decoder and its settings; the defaults of `DecodeConfig` where None.
-        tokenizer: Its ids are what `draft_init="vocabulary"` draws from; the library does not hand it on.
-        vocabulary: Those ids themselves, whichever the way in.
-        **kwargs: What the library's `generate` takes (`attention_mask`, `max_new_tokens`, `eos_token_id`, …).
+        decode: The decoder; where None, `generation_config.jacobi_forcing`, else the defaults of `DecodeConfig`.
+        tokenizer: For stop strings; its ids are also what `draft_init="vocabulary"` draws from.
+        vocabulary: Those ids themselves.
+        stop_strings: As the library takes them; those in a generation config need the direct way in.
+        **kwargs: What the library's `generate` takes (`attention_mask`, `max_new_tokens`, `do_sample`, …).
 
     Returns:
         Ids [rows, longest], prompt included, padded on the right; or a `GenerateOutput`.
 
     Raises:
         CacheError, ModelError: The model cannot verify drafts, or the prompt does not fit its context.
-        ConfigError: Sampling, beams or a logits processor was asked for, by the call or by the model's own settings.
+        ConfigError: The call, or the model's own settings, ask for what is not supported.
+        DataError: A prompt is empty or padded on the right.
     """
-    config = decode or DecodeConfig()
+    asked = _Asked(decode, streamer, tokenizer, vocabulary, stop_strings)
     prepared = hasattr(generation_config, "_eos_token_tensor")
-    if prepared and input_ids is not None and generation_config is not None and stopping_criteria is not None:
-        _refuse(generation_config, logits_processor, stopping_criteria, kwargs)
-        return _decode(model, input_ids, kwargs.get("attention_mask"), generation_config, streamer, config, vocabulary)
-    # Called directly: the library prepares lengths, end tokens and masks, then calls back with all of them.
+    if prepared and input_ids is not None and stopping_criteria is not None and generation_config is not None:
+        asked = asked.completed()
+        return _decode(asked, model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+    # Where both names are used, the library says so.
+    kwargs["input_ids" if kwargs.get("inputs") is not None else "inputs"] = input_ids
+    lists = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
+    return _through_library(asked, model, generation_config, {**lists, **kwargs})
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a caller asked of us, not of the library; see `generate`."""
+
+    decode: DecodeConfig | None
+    streamer: Any
+    tokenizer: Any
+    vocabulary: Sequence[int] | None
+    stop_strings: str | list[str] | None
+
+    def completed(self) -> _Asked:
+        """With what the library, which is calling us, keeps to itself."""
+        missing = [name for name in ("streamer", "tokenizer") if getattr(self, name) is None]
+        return replace(self, **{name: from_caller(name) for name in missing})
+
+    def ids_for_drafts(self, config: DecodeConfig) -> Sequence[int] | None:
+        """The vocabulary, read from the tokenizer where drafts are drawn from it."""
+        if self.vocabulary is None and self.tokenizer is not None and config.draft_init == "vocabulary":
+            return sorted(set(self.tokenizer.get_vocab().values()))
+        return self.vocabulary
+
+
+def _through_library(
+    asked: _Asked,
+    model: PreTrainedModel,
+    generation_config: GenerationConfig | None,
+    kwargs: dict[str, Any],
+) -> Tensor | GenerateOutput:
+    """Called directly: the library prepares lengths, end tokens and masks, then calls back with all of them."""
     Backbone(model)  # A model that does not fit is refused before the library runs any part of it.
-    if vocabulary is None and tokenizer is not None and config.draft_init == "vocabulary":
-        vocabulary = sorted(set(tokenizer.get_vocab().values()))
-    return model.generate(  # type: ignore[operator]
-        input_ids,
+    asked = replace(asked, decode=asked.decode or saved_decode(generation_config, model.generation_config))
+    if in_force("temperature", model, generation_config, kwargs) == 0:
+        generation_config, kwargs = override(model, generation_config, kwargs, do_sample=False, temperature=1.0)
+    strings = asked.stop_strings or in_force("stop_strings", model, generation_config, kwargs)
+    if strings:
+        # Ours to add: the library would ask for the tokenizer, which it takes away from a callable.
+        generation_config, kwargs = override(model, generation_config, kwargs, stop_strings=None)
+        asked = replace(asked, stop_strings=strings)
+    # Not `model.generate`: a model loaded with trust_remote_code=True may have ours there.
+    return type(model).generate(  # type: ignore[attr-defined]
+        model,
         generation_config=generation_config,
-        logits_processor=logits_processor,
-        stopping_criteria=stopping_criteria,
-        streamer=streamer,
-        custom_generate=generate,
-        decode=config,
-        vocabulary=vocabulary,
-        tokenizer=tokenizer,
+        streamer=asked.streamer,
+        custom_generate=functools.partial(_decode, asked),
         **kwargs,
     )
 
 
 def _decode(
+    asked: _Asked,
     model: PreTrainedModel,
     input_ids: Tensor,
-    attention_mask: Tensor | None,
+    logits_processor: LogitsProcessorList | None,
+    stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    streamer: Any,
-    config: DecodeConfig,
-    vocabulary: Sequence[int] | None,
+    **model_kwargs: Any,
 ) -> Tensor | GenerateOutput:
     """Decode what the library has prepared."""
-    streamer = _streamer_of_library() if streamer is None else streamer
+    config = asked.decode or saved_decode(generation_config)
+    if asked.stop_strings:
+        stopping_criteria = with_stop_strings(stopping_criteria, asked.stop_strings, asked.tokenizer)
+    refuse(generation_config, stopping_criteria, {**model_kwargs, "assistant_model": from_caller("assistant_model")})
+    streamer = asked.streamer
     if streamer is not None and len(input_ids) > 1:
         raise ConfigError("A streamer takes one text at a time", seen=f"{len(input_ids)} rows", expected="1 row")
     backbone = Backbone(model)
-    eos_ids = as_ids(generation_config._eos_token_tensor)
-    budget = int(generation_config.max_length) - input_ids.shape[1]
-    prompts = _prompts(input_ids, attention_mask)
-    rows = [make_row(backbone, prompt, config, eos_ids, budget, vocabulary) for prompt in prompts]
-    run(backbone, rows, _streaming(streamer) if streamer is not None else None)
+    ends = Ends.of(stopping_criteria, input_ids.shape[1], input_ids.device)
+    vocabulary, samples = asked.ids_for_drafts(config), generation_config.num_return_sequences or 1
+    windowed = any(backbone.windows.values())
+    rows = []
+    for index, prompt in enumerate(split_prompts(input_ids, model_kwargs.get("attention_mask"), windowed=windowed)):
+        row = make_row(backbone, prompt.ids, config, ends.eos_ids, ends.budget, vocabulary, ends.stop)
+        row.padding, row.sample = prompt.padding, index % samples
+        rows.append(row)
+    choose = make_choose(logits_processor, do_sample=bool(generation_config.do_sample), seed=config.sample_seed)
+    run(backbone, rows, _streaming(streamer) if streamer is not None else None, choose)
     if streamer is not None:
         streamer.end()
-    sequences = _assemble(input_ids, rows, generation_config, eos_ids)
+    sequences = _assemble(input_ids, rows, generation_config, ends.eos_ids)
     if generation_config.return_dict_in_generate:
         return GenerateOutput(sequences=sequences, stats=DecodeStats([row.stats for row in rows]))
     return sequences
-
-
-_PLAIN = {
-    "do_sample": False,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "output_scores": False,
-    "output_logits": False,
-    "output_attentions": False,
-    "output_hidden_states": False,
-}
-"""Settings of the library, with the only value that is supported here; None means the same."""
-
-
-def _refuse(
-    generation_config: GenerationConfig,
-    logits_processor: LogitsProcessorList | None,
-    stopping_criteria: StoppingCriteriaList,
-    inputs: Mapping[str, Any],
-) -> None:
-    """Name what would change the text or the output and is not supported, instead of ignoring it."""
-    asked = [
-        f"{name}={getattr(generation_config, name)}"
-        for name, plain in _PLAIN.items()
-        if getattr(generation_config, name, None) not in (None, plain)
-    ]
-    asked += [type(processor).__name__ for processor in logits_processor or []]
-    asked += [
-        type(criterion).__name__
-        for criterion in stopping_criteria
-        if not isinstance(criterion, (MaxLengthCriteria, EosTokenCriteria))
-    ]
-    if inputs.get("inputs_embeds") is not None:
-        asked.append("inputs_embeds")
-    if getattr(inputs.get("cache"), "_is_user_defined", False):
-        asked.append("a cache of the caller")
-    if asked:
-        raise ConfigError(
-            "Parallel decoding here is greedy and from token ids",
-            seen=", ".join(asked),
-            expected="no sampling, beams, logits processors, cache, or stopping criteria and outputs beyond the usual",
-            remedy="switch these off (do_sample=False, repetition_penalty=1.0, …), or use the library's own generate",
-        )
-
-
-def _streamer_of_library() -> Any:
-    """The streamer that the library's `generate`, which is calling us, was given.
-
-    The library does not hand `streamer` to a callable `custom_generate`: it has already sent the prompt to it, then
-    forgets it, and the stream would stay open without a token. Reading its local variable is the one way to get at it.
-    """
-    code = inspect.unwrap(GenerationMixin.generate).__code__
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get("streamer")
-
-
-def _prompts(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """Each row's ids without its padding."""
-    if attention_mask is None:
-        return input_ids.tolist()
-    return [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
 
 
 def _streaming(streamer: Any) -> Any:
