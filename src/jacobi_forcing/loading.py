@@ -164,6 +164,9 @@ def _load_model(location: str, config: ModelConfig, options: dict[str, Any]) -> 
             model = AutoModelForCausalLM.from_pretrained(location, attn_implementation="eager", **options)
     except Exception as error:
         raise _cannot_load("model", config.name, error) from error
+    # With trust_remote_code the library puts a model's own `custom_generate` in the place of its `generate`. What calls
+    # `model.generate` here means the library's: it is what decoders are compared with.
+    vars(model).pop("generate", None)
     model.to(device)  # type: ignore[arg-type]
     loaded: PreTrainedModel = model.eval()
     return loaded
