@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.errors import ArtefactError, ConfigError
@@ -100,6 +100,13 @@ def test_a_run_ends_with_a_model_that_plain_transformers_loads_and_decodes_as_ar
     expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     for decoder in ("ar", "window"):
         assert torch.equal(generate(model, **inputs, decode=DecodeConfig(decoder=decoder), max_new_tokens=12), expected)
+
+
+def test_a_trained_model_says_how_it_is_decoded(place: Path) -> None:
+    for folder, block_size in (("round-1/model", 4), ("model", 8)):
+        saved = GenerationConfig.from_pretrained(place / "measured" / folder).jacobi_forcing
+        assert (saved["decoder"], saved["block_size"]) == ("window", block_size)
+        assert (place / "measured" / folder / "custom_generate" / "generate.py").is_file()
 
 
 def test_training_changed_the_model_in_both_rounds(place: Path) -> None:

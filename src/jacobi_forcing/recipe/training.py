@@ -14,7 +14,8 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 
 from jacobi_forcing import provenance
-from jacobi_forcing.config import EvaluationConfig, ModelConfig, RoundConfig
+from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, RoundConfig
+from jacobi_forcing.decode.saved import save_custom_generate
 from jacobi_forcing.files import new_folder, remove, write_json, write_text
 from jacobi_forcing.loading import Loaded, load, resolve_device
 from jacobi_forcing.recipe.probe import Probe
@@ -80,7 +81,8 @@ def train_model(
     if last is not None:
         reporter.note(f"goes on at step {last.name.removeprefix('checkpoint-')}")
     trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
-    _save(loaded, model, folder / "model", provenance.collect(seed=seed, model=model.name, round=settings.to_dict()))
+    record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict())
+    _save(loaded, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
     remove(checkpoints)
     return _result(log, settings)
 
@@ -105,11 +107,12 @@ def _arguments(model: ModelConfig, settings: RoundConfig, checkpoints: Path, see
     )
 
 
-def _save(loaded: Loaded, model: ModelConfig, folder: Path, record: dict[str, Any]) -> None:
+def _save(loaded: Loaded, model: ModelConfig, folder: Path, decode: DecodeConfig, record: dict[str, Any]) -> None:
     loaded.model.to(getattr(torch, model.dtype)).eval()
     with new_folder(folder) as temporary:
         loaded.model.save_pretrained(temporary)
         loaded.tokenizer.save_pretrained(temporary)
+        save_custom_generate(temporary, decode)
         write_json(temporary / "provenance.json", record)
 
 
