@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TextStreamer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from decoding import DECODERS, SCRIPT, ScriptedModel, prompt, reference, run_script
 from jacobi_forcing import DecodeConfig, generate
@@ -25,9 +27,8 @@ TRACES = {
     "window": {"accepted": [1, 4, 1, 4, 1, 1], "slots": [7, 4, 4, 4, 2, 1]},
     # No token of the script comes twice, so the pool has nothing to offer.
     "recycle": {"accepted": [1, 4, 1, 4, 1, 1], "slots": [7, 4, 4, 4, 2, 1]},
-    # A block of 4 starts the next when ceil(0.85 * 4) = 4 tokens are accepted: when it is full. So as `jacobi`, but that
-    # a prediction beyond the block's end waits in the pool and lengthens the draft.
-    "multiblock": {"accepted": [1, 4, 1, 4, 1, 1], "slots": [7, 4, 4, 4, 2, 1]},
+    # By default two blocks of 4 are in flight all the time, as far as the budget has room for them.
+    "multiblock": {"accepted": [1, 8, 1, 2], "slots": [11, 8, 3, 2]},
 }
 
 
@@ -91,13 +92,31 @@ def test_a_finished_row_costs_nothing_more() -> None:
 TEXT = "Grüße, 世界!\nAn 👩‍🚀 astronaut — naïve?\n\nเป็น 🎉 the end"
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, so that every character beyond ASCII takes several."""
+def byte_tokenizer(merges: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per byte, so that every character beyond ASCII takes several.
+
+    Each of `merges` becomes one token, byte by byte from its left; part of a character may be one.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary, pairs = {char: index for index, char in enumerate(alphabet)}, []
+    for merged in merges:
+        for end in range(2, len(merged) + 1):
+            pairs.append((merged[: end - 1], merged[end - 1]))
+            vocabulary.setdefault(merged[:end], len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+def in_bytes(text: str, begin: int = 0, end: int | None = None) -> str:
+    """How the tokenizer spells some of the bytes of a text."""
+    return "".join(bytes_to_unicode()[byte] for byte in text.encode()[begin:end])
+
+
+# Whole words, a token that is half an emoji, and one that is the end of a character and the start of the next.
+MERGES = (in_bytes("the"), in_bytes("👩", 0, 2), in_bytes("世界", 1, 5), in_bytes(" astro"), in_bytes("🎉"))
+TOKENIZERS = {"bytes": (), "merged": MERGES}
 
 
 class Collected(TextStreamer):
@@ -117,42 +136,54 @@ class Collected(TextStreamer):
         self.drafts.append(ids.tolist())
 
 
+def streamed(
+    decoder: str, block_size: int, direct: bool, merges: Sequence[str], text: str, **options: Any
+) -> tuple[Collected, PreTrainedTokenizerFast, list[int]]:
+    """Stream what a model writes, which goes on behind `text`; returns the streamer and the generated ids."""
+    tokenizer = byte_tokenizer(merges)
+    ids = torch.tensor([tokenizer("ab:").input_ids])
+    model = ScriptedModel(tokenizer(text + "never seen" * 9).input_ids, prompt_length=3, vocab_size=300)
+    streamer = Collected(tokenizer, **options.pop("streaming", {}))
+    options = {"max_new_tokens": 200, "pad_token_id": 0, "streamer": streamer, "tokenizer": tokenizer, **options}
+    options["decode"] = DecodeConfig(decoder=decoder, block_size=block_size)
+    out = generate(model, ids, **options) if direct else model.generate(ids, custom_generate=generate, **options)
+    return streamer, tokenizer, out[0, 3:].tolist()
+
+
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("block_size", [3, 16])
 @pytest.mark.parametrize("direct", [True, False])
-def test_the_joined_stream_equals_the_decoded_ids(decoder: str, block_size: int, direct: bool) -> None:
-    tokenizer = byte_tokenizer()
-    end = tokenizer.eos_token_id
-    text = tokenizer(TEXT).input_ids
+@pytest.mark.parametrize("merges", TOKENIZERS)
+def test_the_joined_stream_equals_the_decoded_ids(decoder: str, block_size: int, direct: bool, merges: str) -> None:
+    end = byte_tokenizer(TOKENIZERS[merges]).eos_token_id
     # The script goes on behind its end: an end in the middle of a block.
-    model = ScriptedModel([*text, end, *tokenizer("never seen" * 9).input_ids], prompt_length=3, vocab_size=300)
-    streamer = Collected(tokenizer)
-    options: dict[str, Any] = {"max_new_tokens": 200, "eos_token_id": end, "pad_token_id": 0, "streamer": streamer}
-    options["decode"] = DecodeConfig(decoder=decoder, block_size=block_size)
-    ids = torch.tensor([tokenizer("ab:").input_ids])
-    out = generate(model, ids, **options) if direct else model.generate(ids, custom_generate=generate, **options)
-    assert out[0, 3:].tolist() == [*text, end]
-    assert "".join(streamer.parts) == tokenizer.decode(out[0, 3:]) == TEXT + "<end>"
+    streamer, tokenizer, ids = streamed(
+        decoder, block_size, direct, TOKENIZERS[merges], TEXT + "<end>", eos_token_id=end
+    )
+    assert ids == [*tokenizer(TEXT).input_ids, end]
+    assert "".join(streamer.parts) == tokenizer.decode(ids) == TEXT + "<end>"
+    assert streamer.ended == 1
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("merges", TOKENIZERS)
+@pytest.mark.parametrize("stop", ["👩‍🚀 a", "界", "nau", "🎉"])
+def test_a_stream_ends_with_its_stop_string(decoder: str, direct: bool, merges: str, stop: str) -> None:
+    streamer, tokenizer, ids = streamed(decoder, 16, direct, TOKENIZERS[merges], TEXT, stop_strings=[stop])
+    written, joined = tokenizer.decode(ids), "".join(streamer.parts)
+    assert joined == written
+    assert TEXT.startswith(written)
+    # The token that completes it may hold more.
+    assert written.rindex(stop) + len(stop) + len("stro") >= len(written)
     assert streamer.ended == 1
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_stream_can_skip_the_end_token(decoder: str) -> None:
-    tokenizer = byte_tokenizer()
-    text = tokenizer(TEXT).input_ids
-    model = ScriptedModel([*text, tokenizer.eos_token_id, *text], prompt_length=3, vocab_size=300)
-    streamer = Collected(tokenizer, skip_special_tokens=True)
-    ids = torch.tensor([tokenizer("ab:").input_ids])
-    decode = DecodeConfig(decoder=decoder, block_size=8)
-    generate(
-        model,
-        ids,
-        max_new_tokens=200,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=0,
-        streamer=streamer,
-        decode=decode,
-    )
+    end = byte_tokenizer().eos_token_id
+    skip = {"skip_special_tokens": True}
+    streamer, _, _ = streamed(decoder, 8, True, (), TEXT + "<end>", eos_token_id=end, streaming=skip)
     assert "".join(streamer.parts) == TEXT
 
 
@@ -170,20 +201,25 @@ class Runs:
         self.ended = True
 
 
-def test_a_stream_gets_the_prompt_then_each_accepted_run() -> None:
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_stream_gets_the_prompt_then_each_accepted_run(decoder: str) -> None:
     streamer = Runs()
-    run_script("window", streamer=streamer)
-    assert [len(run) for run in streamer.runs] == [3, *TRACES["window"]["accepted"]]
+    run_script(decoder, streamer=streamer)
+    assert [len(run) for run in streamer.runs] == [3, *TRACES[decoder]["accepted"]]
     assert [token for run in streamer.runs for token in run] == [1, 2, 3, *SCRIPT[:12]]
     assert streamer.ended
 
 
-def test_a_stream_that_can_is_shown_the_draft_of_the_next_sweep() -> None:
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_stream_that_can_is_shown_the_draft_of_the_next_sweep(decoder: str) -> None:
     tokenizer = byte_tokenizer()
     streamer = Collected(tokenizer)
-    run_script("window", streamer=streamer)
-    assert [len(draft) for draft in streamer.drafts] == [slots - 1 for slots in TRACES["window"]["slots"][1:]] + [0]
-    assert streamer.drafts[0] == SCRIPT[1:4]
+    run_script(decoder, streamer=streamer)
+    # A sweep holds the last known token and the draft; nothing is drafted behind the end.
+    assert [len(draft) for draft in streamer.drafts] == [slots - 1 for slots in TRACES[decoder]["slots"][1:]] + [0]
+    if decoder != "ar":
+        drafted = len(streamer.drafts[0])
+        assert streamer.drafts[0] == SCRIPT[1 : 1 + drafted]
 
 
 def test_a_stream_of_several_rows_is_refused() -> None:
