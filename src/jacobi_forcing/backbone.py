@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.cache import KVCache
 from jacobi_forcing.errors import CacheError, ModelError
 
@@ -31,6 +32,9 @@ class Backbone:
     Args:
         model: A model with a language-modelling head, in the dtype and on the device it is to run on.
 
+    Attributes:
+        adapter: The model's gated adapter, if it has one: then it drafts, and the base verifies.
+
     Raises:
         CacheError: Its layers keep a state that cannot be rolled back (linear attention, state space, chunked).
         ModelError: It is an encoder-decoder, takes no positions or masks, or its attention kernel takes no mask.
@@ -41,6 +45,7 @@ class Backbone:
         self.config = model.config.get_text_config(decoder=True)
         _refuse_unfit(model)
         self.windows = _windows(self.config)
+        self.adapter = GatedAdapter.of(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -127,6 +132,7 @@ class Backbone:
         mask: MaskLike | None,
         cache: KVCache | None = None,
         keep: Tensor | None = None,
+        gated: Tensor | None = None,
     ) -> Tensor:
         """Logits of one forward pass.
 
@@ -136,10 +142,14 @@ class Backbone:
             mask: From `attention_mask`, or None for plain causal attention without a cache.
             cache: Receives the KV of `ids` as pending slots.
             keep: Columns whose logits are wanted, [k]; all by default.
+            gated: Tokens that run through the gated adapter, counted through all rows [G]; none by default.
 
         Returns:
             Logits [R, Q or k, V].
         """
+        if gated is not None and self.adapter is not None:
+            with self.adapter.gated(gated):
+                return self.forward(ids, positions, mask, cache, keep)
         extra: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
         library = cache.library if cache is not None else None
         logits = self.model(

@@ -24,10 +24,16 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Line:
-    """Tokens at positions start, start + 1, ...; each sees the committed tokens before position `start`."""
+    """Tokens at positions start, start + 1, ...; each sees the committed tokens before position `start`.
+
+    A line that `follows` also sees its row's first line up to there: it is a draft behind a prompt that is
+    not committed yet. `gated` lines run through the model's gated adapter, the others through the base alone.
+    """
 
     ids: Sequence[int]
     start: int
+    gated: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Lines:
         positions: [R, Q].
         line: [R, Q], index of the line within its row, PADDING in unused slots.
         prefix: [R, Q], committed tokens of the row that the slot sees: those at positions below it.
+        follows: [R, Q], 1 where the slot also sees the tokens of line 0 at positions below `prefix`; None: nowhere.
+        gated: Slots of gated lines, counted through all rows, [G]; None where there are none.
         start: First position where each row has one line and all lines have the same positions, as in every batch of
             one; None otherwise.
     """
@@ -47,7 +55,9 @@ class Lines:
     positions: Tensor
     line: Tensor
     prefix: Tensor
+    follows: Tensor | None = None
     start: int | None = None
+    gated: Tensor | None = None
 
     @classmethod
     def pack(
@@ -67,9 +77,13 @@ class Lines:
         lone = all(len(row) == 1 and len(row[0].ids) == len(rows[0][0].ids) for row in rows)
         abreast = lone and all(row == positions[0] for row in positions)
         start = positions[0][0] if abreast else None
+        columns = [ids, positions, index, prefix]
+        if any(line.follows for row in rows for line in row):
+            columns.append(_spread([[(line.follows, line) for line in row] for row in rows], width))
         # One tensor, so that there is one copy to the device.
-        table = torch.tensor([ids, positions, index, prefix], device=device).unbind(0)
-        return cls(table[0], table[1], table[2], table[3], start)
+        table = torch.tensor(columns, device=device).unbind(0)
+        follows = table[4] if len(table) > 4 else None
+        return cls(*table[:4], follows, start, _gated_slots(rows, width, device))
 
     def visible(self, committed: int, columns: int | None = None) -> Tensor:
         """What each slot may see: bool [R, Q, columns], committed slots first, then the lines', then none.
@@ -82,13 +96,30 @@ class Lines:
         before = slots[None, None, :] < self.prefix[:, :, None]
         same_line = self.line[:, :, None] == self.line[:, None, :]
         causal = self.positions[:, :, None] >= self.positions[:, None, :]
-        seen = torch.cat([before, same_line & causal], dim=-1)
+        among = same_line & causal
+        if self.follows is not None:
+            first = (self.line == 0)[:, None, :] & (self.positions[:, None, :] < self.prefix[:, :, None])
+            among |= first & (self.follows == 1)[:, :, None]
+        seen = torch.cat([before, among], dim=-1)
         return _padded(seen, columns)
 
     def kv_positions(self, committed: int, columns: int | None = None) -> Tensor:
         """Position of every key [R, columns]; a committed slot's index is its position. See `visible`."""
         slots = torch.arange(committed, device=self.ids.device).expand(self.ids.shape[0], -1)
         return _padded(torch.cat([slots, self.positions], dim=-1), columns)
+
+
+def _spread(rows: Sequence[Sequence[tuple[int, Line]]], width: int) -> list[list[int]]:
+    """A value of each line at each of its slots, 0 in unused ones [R][Q]."""
+    spread = [[int(value) for value, line in row for _ in line.ids] for row in rows]
+    return [row + [0] * (width - len(row)) for row in spread]
+
+
+def _gated_slots(rows: Sequence[Sequence[Line]], width: int, device: torch.device | str) -> Tensor | None:
+    if not any(line.gated for row in rows for line in row):
+        return None
+    flags = _spread([[(line.gated, line) for line in row] for row in rows], width)
+    return torch.tensor([r * width + q for r, row in enumerate(flags) for q in range(width) if row[q]], device=device)
 
 
 def _padded(values: Tensor, columns: int | None) -> Tensor:
@@ -118,7 +149,7 @@ def sweep_logits(backbone: Backbone, cache: KVCache, lines: Lines, keep: Tensor 
         visible = lines.visible(cache.width, columns)
         mask = backbone.attention_mask(visible, lines.positions, lines.kv_positions(cache.width, columns))
     cache.stage(queries, lines.ids.device)
-    return backbone.forward(lines.ids, lines.positions, mask, cache, keep)
+    return backbone.forward(lines.ids, lines.positions, mask, cache, keep, lines.gated)
 
 
 def sweep(backbone: Backbone, cache: KVCache, lines: Lines, keep: Tensor | None = None) -> Tensor:

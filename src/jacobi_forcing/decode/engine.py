@@ -72,7 +72,9 @@ def make_row(
     recycles = config.decoder in ("recycle", "multiblock") and config.candidates > 0
     pool = NgramPool() if recycles or config.draft_init == "pool" else None
     fill = DraftFill(config, prompt, vocabulary, pool)
-    return ROWS[config.decoder](prompt, config, eos_ids, max_new_tokens, fill, pool, stop)
+    row = ROWS[config.decoder](prompt, config, eos_ids, max_new_tokens, fill, pool, stop)
+    row.drafts_apart = backbone.adapter is not None
+    return row
 
 
 @torch.inference_mode()
@@ -146,9 +148,10 @@ class _Shapes:
         blocks = config.num_blocks if config.decoder == "multiblock" else 1
         lines = 1 + (config.candidates if config.decoder in ("recycle", "multiblock") else 0)
         self._least = _power_of_two(draft)
-        widest = self.slots(draft * blocks + (lines - 1) * (draft + 1))
+        apart = (1 + draft * blocks) if rows[0].drafts_apart else 0
+        widest = self.slots(draft * blocks + (lines - 1) * (draft + 1) + apart)
         longest = max(row.prompt_length + row.max_new_tokens for row in rows)
-        prefill = self.slots(max(row.prompt_length for row in rows) + draft * blocks)
+        prefill = self.slots(max(row.prompt_length for row in rows) + draft * blocks + apart)
         self.capacity = -(-max(longest + widest, prefill) // CAPACITY_STEP) * CAPACITY_STEP
 
     def slots(self, needed: int) -> int:

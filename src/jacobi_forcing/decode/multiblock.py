@@ -43,7 +43,7 @@ class MultiblockRow(Row):
         self._spawn()
         return self._filled([], self.config.block_size * (1 + len(self._pseudo)))
 
-    def _verified(self, predictions: list[int], start: int) -> None:
+    def _refined(self, predictions: list[int], start: int) -> None:
         """Promote the blocks that the text has reached, and verify those that still wait."""
         n = self.config.block_size
         promoted = (self._real_start - (start - start % n)) // n

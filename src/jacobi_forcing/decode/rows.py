@@ -34,6 +34,11 @@ class Row:
         stop: What else ends the text, asked about every new token.
 
     Attributes:
+        drafts_apart: Whether the model has a gated adapter: then the base verifies lines, and the draft's next state is
+            predicted on a gated line of its own. To be set before the first `propose`.
+        guesses: The draft: guesses for the tokens behind the text.
+        hopeful: How many leading ones may be right. The rest are fresh fill; only where drafts have a line of their own
+            may they be left out of the one that verifies.
         padding: Left padding that the row had in the caller's batch, tokens.
         sample: Which sample of its prompt this is; rows of one prompt differ in it.
     """
@@ -54,6 +59,7 @@ class Row:
         self.fill = fill
         self.pool = pool
         self.stop = stop
+        self.drafts_apart = False
         self.padding, self.sample = 0, 0
         self.text = list(prompt)
         self.prompt_length = len(self.text)
@@ -64,6 +70,7 @@ class Row:
         if pool is not None and config.prompt_ngrams:
             pool.add(self.text)
         self.guesses = self._capped(self._first_guesses())
+        self.hopeful = 0
         self.candidates: list[list[int]] = []
 
     # What a decoder decides ------------------------------------------------------------------------------------
@@ -72,7 +79,7 @@ class Row:
         """Guesses for the tokens behind the prompt; they ride along in the prefill forward."""
         return []
 
-    def _verified(self, predictions: list[int], start: int) -> None:
+    def _refined(self, predictions: list[int], start: int) -> None:
         """Told of the draft's predictions once the text has grown, `guesses` being those that were swept.
 
         Args:
@@ -106,43 +113,53 @@ class Row:
         return 0 if self.known else self.prompt_length - 1
 
     def propose(self) -> list[Line]:
-        """The lines to sweep next."""
-        if not self.known:
-            return [Line([*self.text, *self.guesses], 0)]
+        """The lines to sweep next: those to verify, then the one that drafts if that is apart."""
         start = len(self.text) - 1
-        return [Line([self.text[-1], *guesses], start) for guesses in (self.guesses, *self.candidates)]
+        if self.known:
+            lines = [Line([self.text[-1], *guesses], start) for guesses in self._verified_lines]
+        else:
+            lines = [Line([*self.text, *self._verified_lines[0]], 0)]
+        if self.drafts_apart and self.guesses:
+            lines.append(Line([self.text[-1], *self.guesses], start, gated=True, follows=not self.known))
+        return lines
 
     def absorb(self, predictions: Sequence[int]) -> range:
         """Take the predictions at the lines' slots, from `first_needed` on; returns the slots whose KV is to be kept.
 
         The text grows by the accepted guesses of the best line and the prediction behind them.
         """
-        told: list[list[int]] = []
-        for guesses in (self.guesses, *self.candidates):
-            begin = sum(map(len, told))
-            told.append(list(predictions[begin : begin + len(guesses) + 1]))
+        lines, told = self._verified_lines, []
+        end = 0
+        for guesses in lines:
+            begin, end = end, end + len(guesses) + 1
+            told.append(list(predictions[begin:end]))
+        drafted = self.drafts_apart and bool(self.guesses)
+        state = list(predictions[end : end + len(self.guesses) + 1]) if drafted else told[0]
         offset, start = self.first_needed, self.known
-        won, accepted = self._best(told)
+        won, accepted = self._best(lines, told)
         base = sum(len(line) for line in told[:won])
-        winner = self.candidates[won - 1] if won else self.guesses
+        winner = lines[won]
         new = self._ended([*winner[:accepted], told[won][accepted]])
-        self._count(won, len(new), offset)
+        self._count(won, len(new), offset + sum(map(len, told)) + (len(state) if drafted else 0))
         self._grow(new)
         if self.finished:
             self.guesses, self.candidates = [], []
             self.stats.grade(self.generated, self._drafts)
         else:
             # A candidate that wins moves the frontier only: the draft's own predictions go on converging behind it.
-            self._verified(told[0], start)
-            self._prepare((told[0] + told[won][len(told[0]) :])[accepted + 1 :])
+            self._refined(state, start)
+            self._prepare((state + told[won][len(state) :])[accepted + 1 :])
         # Everything known but the last token, whose KV comes with the next sweep; no guess accepted behind an end.
         return range(base, base + offset + len(new))
 
-    def _best(self, told: Sequence[Sequence[int]]) -> tuple[int, int]:
+    @property
+    def _verified_lines(self) -> list[list[int]]:
+        """The guesses of each line that decides what is accepted: the draft's, then the candidates."""
+        return [self.guesses[: self.hopeful] if self.drafts_apart else self.guesses, *self.candidates]
+
+    def _best(self, lines: Sequence[Sequence[int]], told: Sequence[Sequence[int]]) -> tuple[int, int]:
         """The line of which most was accepted (of equals the first, so the draft), and how many of its guesses were."""
-        accepted = [
-            common_prefix(guesses, line) for guesses, line in zip((self.guesses, *self.candidates), told, strict=True)
-        ]
+        accepted = [common_prefix(guesses, line) for guesses, line in zip(lines, told, strict=True)]
         won = max(range(len(accepted)), key=accepted.__getitem__)
         return won, accepted[won]
 
@@ -159,9 +176,8 @@ class Row:
         self.finished = end is not None or self.known + len(new) >= self.max_new_tokens
         return new
 
-    def _count(self, won: int, accepted: int, offset: int) -> None:
-        proposed = len(self.guesses) + sum(map(len, self.candidates))
-        slots = offset + proposed + 1 + len(self.candidates)
+    def _count(self, won: int, accepted: int, slots: int) -> None:
+        proposed = sum(map(len, self._verified_lines))
         self.stats.sweeps.append(SweepStats(proposed, accepted, won, slots))
         self.stats.tokens += accepted
         self._drafts.append((self.known, self.guesses))
@@ -175,6 +191,7 @@ class Row:
     def _prepare(self, leftover: list[int]) -> None:
         """The next sweep's draft and candidates."""
         self.guesses = self._capped(self._next_guesses(leftover))
+        self.hopeful = min(len(leftover), len(self.guesses))
         if self.pool is None:
             return
         if leftover:
@@ -185,7 +202,8 @@ class Row:
             found = self.pool.look_up(self.text, self._candidates_wanted, length, [self.guesses])
             # A run that begins with the whole draft takes its place: beside it, it would cost the same slots twice.
             longer = next((run for run in found if run[: len(self.guesses)] == self.guesses), None)
-            self.guesses = longer or self.guesses
+            if longer:
+                self.guesses, self.hopeful = longer, len(longer)
             self.candidates = [run for run in found if run is not longer]
 
     @property
