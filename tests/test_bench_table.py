@@ -72,9 +72,10 @@ def test_ties_and_faults_are_counted_apart(form: Form) -> None:
     both = only(form, "window", mismatches=[tie, fault, tie], exact=17, of=20)
     assert rows([both])[0][columns([both]).index("exact")] == "17/20, near ties 2, faults 1"
     said = notes([both])
-    assert "tiny, window n=4: 2 answers part from ar at a near tie of logits, at most 0.12 apart." in said
+    assert "tiny, window n=4: 2 of 20 answers part from ar at a near tie of logits, at most 0.12 apart." in said
     assert any(
-        "1 answers differ from ar beyond rounding, first at token 2 of prompt 8. This is a fault." in s for s in said
+        "1 of 20 answers differ from ar beyond rounding, first at token 2 of prompt 8. This is a fault." in s
+        for s in said
     )
 
 

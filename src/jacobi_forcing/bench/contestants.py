@@ -25,6 +25,7 @@ from jacobi_forcing.trajectories.prompts import Prompt
 LIBRARY = "library"
 PROMPT_LOOKUP = "prompt-lookup"
 ASSISTED = "assisted"
+LOOKUP = "prompt_lookup_num_tokens"
 AR: Literal["ar"] = "ar"
 LOOKUP_TOKENS = 10
 """Tokens that prompt look-up proposes at a time, as the library's documentation suggests."""
@@ -94,8 +95,11 @@ class Contestant:
 
     @property
     def label(self) -> str:
-        """Settings that are not the defaults, size and name put aside, as `name=value, …`; may be empty."""
-        return label_of(self.name, self.settings, ours=self.decode is not None)
+        """What tells it from others of its name, in words: settings that are not the defaults. May be empty."""
+        if self.decode is not None:
+            return label_of(self.decode)
+        told = [f"drafts of {self.library[LOOKUP]}"] if LOOKUP in self.library else []
+        return ", ".join(told if self.assistant is None else [*told, Path(self.assistant.config.name).name])
 
     def take(self, loaded: Loaded, backbone: Backbone, batch: Sequence[Prompt], max_new_tokens: int) -> Turn:
         """Decode a batch through the public entry, as a user would, and time it.
@@ -159,7 +163,7 @@ def prompt_lookup(tokens: int = LOOKUP_TOKENS) -> Contestant:
     """
     if tokens < 1:
         raise ConfigError("'lookup_tokens' is too small", seen=tokens, expected="at least 1")
-    return Contestant(PROMPT_LOOKUP, library={"prompt_lookup_num_tokens": tokens}, single=True)
+    return Contestant(PROMPT_LOOKUP, library={LOOKUP: tokens}, single=True)
 
 
 def assisted(loaded: Loaded, assistant: Loaded) -> Contestant:
@@ -196,13 +200,10 @@ def used(config: DecodeConfig) -> DecodeConfig:
     return dataclasses.replace(config, **{field: defaults[field] for field in unused})
 
 
-def label_of(name: str, settings: Mapping[str, Any], *, ours: bool) -> str:
-    """What tells two results of one decoder apart, as `name=value, …`: settings that are not the defaults."""
-    plain: dict[str, Any] = {}
-    if ours:
-        plain = {**DecodeConfig().to_dict(), "decoder": name, "block_size": settings["block_size"]}
-    special = {field: value for field, value in settings.items() if field not in plain or value != plain[field]}
-    return ", ".join(f"{field}={Path(str(value)).name}" for field, value in special.items())
+def label_of(config: DecodeConfig) -> str:
+    """What tells two results of one decoder and block size apart: `name=value, …` of all that is not the default."""
+    plain = DecodeConfig(decoder=config.decoder, block_size=config.block_size).to_dict()
+    return ", ".join(f"{name}={value}" for name, value in config.to_dict().items() if value != plain[name])
 
 
 def padded(batch: Sequence[Prompt], longest: int, pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ replay of the run that does nothing but the forwards, with the same ids, positio
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jacobi_forcing.backbone import Backbone, MaskLike
+from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.contestants import AR, label_of, used
 from jacobi_forcing.bench.cost import synchronise
 from jacobi_forcing.cache import KVCache
@@ -52,24 +53,21 @@ class Overhead:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        name, settings = self.decode.decoder, self.decode.to_dict()
+        name = self.decode.decoder
         return {
             "decoder": name,
             "block_size": None if name == AR else self.decode.block_size,
-            "settings": settings,
-            "label": label_of(name, settings, ours=True),
+            "settings": self.decode.to_dict(),
+            "label": label_of(self.decode),
             **{field: value for field, value in dataclasses.asdict(self).items() if field != "decode"},
         }
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """One forward of a run, as the loop asked for it, and the slots that were kept of it."""
+    """One forward of a run: what the loop passed to `Backbone.forward`, and the slots that were kept of it."""
 
-    ids: Tensor
-    positions: Tensor
-    mask: MaskLike | None
-    keep: Tensor | None
+    inputs: dict[str, Any]
     kept: list[Sequence[Sequence[int]]] = dataclasses.field(default_factory=list)
 
 
@@ -77,23 +75,30 @@ class _Journal(Backbone):
     """Writes down every forward and what was committed of it."""
 
     calls: list[_Call]
+    _nested = False
 
     def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
         self.calls, self.capacity = [], capacity
         return _JournalCache(self.calls, rows, capacity)
 
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        mask: MaskLike | None,
-        cache: KVCache | None = None,
-        keep: Tensor | None = None,
-    ) -> Tensor:
-        copy = {kind: part.clone() for kind, part in mask.items()} if isinstance(mask, dict) else mask
-        copy = copy.clone() if isinstance(copy, Tensor) else copy
-        self.calls.append(_Call(ids.clone(), positions.clone(), copy, keep))
-        return super().forward(ids, positions, mask, cache, keep)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self._nested:  # the backbone may call itself
+            return super().forward(*args, **kwargs)
+        inputs = inspect.signature(super().forward).bind(*args, **kwargs).arguments
+        del inputs["cache"]
+        self.calls.append(_Call({name: _copy(value) for name, value in inputs.items()}))
+        self._nested = True
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._nested = False
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a tensor, or of a dict of tensors; the loop may write into its own again."""
+    if isinstance(value, dict):
+        return {name: _copy(part) for name, part in value.items()}
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 class _JournalCache(KVCache):
@@ -172,10 +177,10 @@ def _replay(backbone: Backbone, journal: _Journal) -> list[float]:
     """Run a journal's forwards on a cache that grows as it did; the wall seconds of each forward alone."""
     cache, seconds = backbone.new_cache(1, journal.capacity), []
     for call in journal.calls:
-        cache.stage(call.ids.shape[1], backbone.device)
+        cache.stage(call.inputs["ids"].shape[1], backbone.device)
         synchronise(backbone.device)
         started = time.perf_counter()
-        backbone.forward(call.ids, call.positions, call.mask, cache, call.keep)
+        backbone.forward(cache=cache, **call.inputs)
         synchronise(backbone.device)
         seconds.append(time.perf_counter() - started)
         cache.commit(call.kept[0])

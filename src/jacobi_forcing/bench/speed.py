@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.contestants import AR, LIBRARY, Contestant, Turn, contestants
@@ -61,28 +61,17 @@ def bench(
     _check(prompts, sizes, rivals)
     backbone = Backbone(loaded.model)
     everyone = contestants(decode, rivals)
-    total, done = sum(len(prompts) // size * size for size in sizes), 0
+    tell = _teller(sum(len(prompts) // size * size for size in sizes), on_progress)
     results: list[DecoderResult] = []
     costs: list[Cost] = []
     for size in sizes:
         batches = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
         field = [contestant for contestant in everyone if size == 1 or not contestant.single]
-        found: list[list[Turn]] = [[] for _ in field]
-        for contestant in field:
-            contestant.take(loaded, backbone, batches[0], max_new_tokens)
-        for index, batch in enumerate(batches):
-            for step in range(len(field)):
-                place = (index + step) % len(field)
-                found[place].append(field[place].take(loaded, backbone, batch, max_new_tokens))
-            done += size
-            if on_progress is not None:
-                on_progress(done, total)
+        found = _race(loaded, backbone, batches, field, max_new_tokens, tell)
         judged = _judge(loaded, backbone, batches, field, found, task)
         here = _costs(backbone, batches, judged)
         costs += here.values()
-        for result in judged:
-            ratio = None if never_drafts(result.contestant) else here[result.median_slots].ratio
-            results.append(dataclasses.replace(result, cost_ratio=ratio))
+        results += [_priced(result, here) for result in judged]
     ours = [contestant.decode for contestant in everyone if contestant.decode is not None]
     return ModelResult(
         label=label or loaded.config.name,
@@ -115,6 +104,38 @@ def _check(prompts: Sequence[Prompt], sizes: Sequence[int], rivals: Sequence[Con
             seen=f"{len(prompts)} prompts",
             remedy="raise the limit of prompts, or leave that batch size out",
         )
+
+
+def _teller(total: int, on_progress: Callable[[int, int], None] | None) -> Callable[[int], None]:
+    done = 0
+
+    def tell(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress is not None:
+            on_progress(done, total)
+
+    return tell
+
+
+def _race(
+    loaded: Loaded,
+    backbone: Backbone,
+    batches: Sequence[Sequence[Prompt]],
+    field: Sequence[Contestant],
+    max_new_tokens: int,
+    tell: Callable[[int], None],
+) -> list[list[Turn]]:
+    """Each contestant's timed calls, batch by batch, after one that is thrown away."""
+    found: list[list[Turn]] = [[] for _ in field]
+    for contestant in field:
+        contestant.take(loaded, backbone, batches[0], max_new_tokens)
+    for index, batch in enumerate(batches):
+        for step in range(len(field)):
+            place = (index + step) % len(field)
+            found[place].append(field[place].take(loaded, backbone, batch, max_new_tokens))
+        tell(len(batch))
+    return found
 
 
 def _judge(
@@ -163,3 +184,9 @@ def _costs(
     rows = len(batches[0])
     found = cost_ratios(backbone, [result.median_slots for result in results], context, rows=rows)
     return {slots: Cost(rows, slots, context, **figures) for slots, figures in found.items()}
+
+
+def _priced(result: DecoderResult, costs: Mapping[int, Cost]) -> DecoderResult:
+    """With the cost of the forwards that it ran."""
+    ratio = None if never_drafts(result.contestant) else costs[result.median_slots].ratio
+    return dataclasses.replace(result, cost_ratio=ratio)

@@ -140,13 +140,14 @@ def _faults(decoder: Form) -> list[str]:
     if ties:
         widest = max(mismatch["gap"] for mismatch in decoder["mismatches"] if mismatch["near_tie"])
         said.append(
-            f"{ties} answers part from {decoder['exact_against']} at a near tie of logits, at most {widest:.2g} apart."
+            f"{ties} of {decoder['of']} answers part from {decoder['exact_against']} at a near tie of logits, at most "
+            f"{widest:.2g} apart."
         )
     if faults:
         first = next(mismatch for mismatch in decoder["mismatches"] if not mismatch["near_tie"])
         said.append(
-            f"{faults} answers differ from {decoder['exact_against']} beyond rounding, first at token "
-            f"{first['position']} of prompt {first['prompt']}. This is a fault."
+            f"{faults} of {decoder['of']} answers differ from {decoder['exact_against']} beyond rounding, first at "
+            f"token {first['position']} of prompt {first['prompt']}. This is a fault."
         )
     return said
 
