@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,14 +19,30 @@ from jacobi_forcing.loading import GREEDY, Loaded
 
 
 def answer(
-    loaded: Loaded, ids: list[int], decode: DecodeConfig, max_new_tokens: int | None, *, show_sweeps: bool
+    loaded: Loaded,
+    ids: list[int],
+    decode: DecodeConfig,
+    max_new_tokens: int | None,
+    *,
+    show_sweeps: bool,
+    sampling: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Decode one prompt and say what it took; two tokens are decoded and thrown away first, as warm-up."""
+    """Decode one prompt and say what it took; two tokens are decoded and thrown away first, as warm-up.
+
+    Args:
+        loaded: Model and tokenizer.
+        ids: The prompt.
+        decode: The decoder and its settings.
+        max_new_tokens: Longest answer, tokens; None for a default within the model's context.
+        show_sweeps: Show every sweep on standard error.
+        sampling: What the library's generate is told beside the greedy settings; may be empty.
+    """
     backbone = Backbone(loaded.model)
     limit = budget(backbone, len(ids), DEFAULT_BUDGET) if max_new_tokens is None else max_new_tokens
     prompt = torch.tensor([ids], device=backbone.device)
     settings: dict[str, Any] = {
         **GREEDY,
+        **(sampling or {}),
         "attention_mask": torch.ones_like(prompt),
         "decode": decode,
         "tokenizer": loaded.tokenizer,
@@ -51,6 +68,7 @@ def answer(
         "tokens_per_second": round(len(new) / seconds, 2),
         "decoder": decode.decoder,
         "block_size": decode.block_size,
+        "temperature": (sampling or {}).get("temperature", 0.0),
         "model": loaded.config.name,
         "prompt_tokens": len(ids),
         "finished": new[-1] in backbone.eos_ids,
@@ -61,6 +79,7 @@ def answer(
 def describe(result: dict[str, Any]) -> str:
     """One line about an answer: speed never without what it is worth."""
     how = result["decoder"] + ("" if result["decoder"] == "ar" else f", n={result['block_size']}")
+    how += f", temperature {result['temperature']:g}" if result["temperature"] else ""
     state = "ends in a loop" if result["repeats"] else "finished" if result["finished"] else "met the token limit"
     return (
         f"{result['tokens']} tokens in {result['forwards']} forwards: {result['tokens_per_forward']:.2f} tokens "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,51 +15,91 @@ from jacobi_forcing.config import DecodeConfig, ModelConfig, PromptsConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError, DataError
 
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        help="Longest answer, tokens.", show_default=f"{options.DEFAULT_BUDGET}, or what the model's context leaves"
+    ),
+]
+ShowSweeps = Annotated[bool, typer.Option("--show-sweeps", help="Show every sweep: accepted text solid, guesses dim.")]
+
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
     model: options.Model = BUILTIN,
     template: options.Template = "auto",
     decoder: options.Decoder = DecodeConfig.decoder,
     block_size: options.BlockSize = DecodeConfig.block_size,
+    candidates: options.Candidates = DecodeConfig.candidates,
+    num_blocks: options.NumBlocks = DecodeConfig.num_blocks,
+    spawn_ratio: options.SpawnRatio = DecodeConfig.spawn_ratio,
+    prompt_ngrams: options.PromptNgrams = DecodeConfig.prompt_ngrams,
     draft_init: options.DraftInit = DecodeConfig.draft_init,
     draft_seed: options.DraftSeed = DecodeConfig.draft_seed,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Longest answer, tokens.", show_default=f"{options.DEFAULT_BUDGET}, or what the model's context leaves"
-        ),
-    ] = None,
+    static_shapes: options.StaticShapes = DecodeConfig.static_shapes,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    sample_seed: options.SampleSeed = DecodeConfig.sample_seed,
+    max_new_tokens: Budget = None,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
-    show_sweeps: Annotated[
-        bool, typer.Option("--show-sweeps", help="Show every sweep: accepted text solid, guesses dim.")
-    ] = False,
+    show_sweeps: ShowSweeps = False,
     json: options.Json = False,
 ) -> None:
-    """Answer one prompt greedily, several tokens a forward pass, with exactly the text of greedy decoding."""
+    """Answer one prompt, several tokens a forward pass, with exactly the text of decoding one token at a time.
+
+    Settings that were saved with the model stand for the decoder's options that are not given.
+    """
     given = dict(locals())
     if max_new_tokens is not None and max_new_tokens < 1:
         raise ConfigError("'max_new_tokens' is too small", seen=max_new_tokens, expected="at least 1")
-    decode = options.settings(DecodeConfig, given)
+    options.settings(DecodeConfig, given)  # wrong ones are better known before anything is loaded
+    sampling = _sampling(temperature, top_k, top_p, sample_seed)
     settings = options.settings(ModelConfig, given, name=model)
     how = options.settings(PromptsConfig, given, source="prompt")  # checks the template before anything is loaded
     text = read_prompt(prompt, prompt_file)
 
     from jacobi_forcing.cli.answers import answer, describe
+    from jacobi_forcing.decode.saved import saved_decode
     from jacobi_forcing.loading import load
     from jacobi_forcing.trajectories.prompts import encode_prompt
 
     loaded = load(settings)
     _, ids = encode_prompt(text, loaded.tokenizer, how.template)
-    result = answer(loaded, ids, decode, max_new_tokens, show_sweeps=show_sweeps)
+    saved = saved_decode(loaded.model.generation_config)
+    decode = dataclasses.replace(saved, **options.typed(context, DecodeConfig, given))
+    result = answer(loaded, ids, decode, max_new_tokens, show_sweeps=show_sweeps, sampling=sampling)
     if json:
         print_json(result)
         return
     print_text(result["text"])
     note(describe(result))
+
+
+def _sampling(
+    temperature: float | None, top_k: int | None, top_p: float | None, sample_seed: int | None
+) -> dict[str, Any]:
+    """What the library's generate is told where sampling is asked for; nothing where it is not.
+
+    Raises:
+        ConfigError: An option of sampling is given, and no temperature.
+    """
+    if temperature:
+        return {
+            "do_sample": True,
+            "temperature": temperature,
+            "top_k": top_k or 0,
+            "top_p": 1.0 if top_p is None else top_p,
+        }
+    idle = {"--top-k": top_k, "--top-p": top_p, "--sample-seed": sample_seed}
+    seen = [name for name, value in idle.items() if value is not None]
+    if seen:
+        raise ConfigError("Decoding is greedy", seen=", ".join(seen), remedy="add --temperature, or leave these out")
+    return {}
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:

@@ -30,7 +30,7 @@ def option(config: type[Config], field: str, *names: str, **details: Any) -> Any
     choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     if not all(choice in text for choice in choices):
         text += f" ({', '.join(choices)})"
-    if not text.split()[0].endswith(":"):  # the name of a choice stays as it is typed
+    if not text.split()[0].endswith((":", ",")):  # names of choices stay as they are typed
         text = text[0].upper() + text[1:]
     return typer.Option(*(names or (f"--{field.replace('_', '-')}",)), help=text + ".", **details)
 
@@ -51,6 +51,16 @@ def settings(kind: type[_Kind], arguments: Mapping[str, Any], **others: Any) -> 
     """
     values = {field.name: arguments[field.name] for field in dataclasses.fields(kind) if field.name in arguments}
     return kind.from_dict({**values, **others})
+
+
+def typed(context: typer.Context, kind: type[Config], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments, of the same names as the fields of a settings class, that the caller gave."""
+    given = {}
+    for field in dataclasses.fields(kind):
+        source = context.get_parameter_source(field.name)
+        if source is not None and source.name != "DEFAULT":
+            given[field.name] = arguments[field.name]
+    return given
 
 
 Model = Annotated[str, option(ModelConfig, "name", "--model", "-m")]
@@ -80,6 +90,24 @@ SampleSeed = Annotated[
     int | None, option(DecodeConfig, "sample_seed", show_default="drawn from torch's global generator")
 ]
 StaticShapes = Annotated[bool, option(DecodeConfig, "static_shapes")]
+
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0, help="Sample at this temperature instead of decoding greedily; 0 is greedy.", show_default="0"),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(min=1, help="Sample among this many most probable tokens.", show_default="all"),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Sample among the most probable tokens that hold this share of probability.",
+        show_default="1",
+    ),
+]
 
 MaxNewTokens = Annotated[int, option(CollectConfig, "max_new_tokens")]
 CollectBatch = Annotated[int, option(CollectConfig, "batch_size")]
