@@ -56,7 +56,7 @@ class GatedLinear(nn.Module):
         super().__init__()
         self.base, self.scaling, self.gate = base, scaling, gate
         width, height = _features(base)
-        like = base.weight
+        like: Tensor = base.weight  # type: ignore[assignment]
         self.lora_A = nn.Parameter(torch.empty(rank, width, dtype=like.dtype, device=like.device))
         self.lora_B = nn.Parameter(torch.zeros(height, rank, dtype=like.dtype, device=like.device))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))

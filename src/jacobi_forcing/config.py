@@ -16,6 +16,8 @@ Mask = Literal["noise_conditioned", "noise_conditioned_window", "clean_context"]
 Template = Literal["auto", "chat", "raw"]
 Task = Literal["none", "word_problems", "gsm8k"]
 Optimizer = Literal["adamw", "muon"]
+Mode = Literal["full", "adapter"]
+AdapterStates = Literal["drawn", "every"]
 Misfits = Literal["error", "skip"]
 
 
@@ -61,6 +63,9 @@ class ModelConfig(Config):
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="dtype of the weights")
     device: str = option("auto", help="torch device; auto takes a GPU where there is one")
     trust_remote_code: bool = option(False, help="run modelling code that comes with the model")
+    adapter: str | None = option(
+        None, help="folder of a gated adapter: it drafts, the model verifies, and the text is the model's own"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +99,8 @@ class RoundConfig(Config):
     """One round: collect with the current model, then train."""
 
     block_size: int = option(help="n, tokens per block", at_least=1)
-    window_size: int = option(help="w of Eq. 7, blocks per noise cycle", at_least=1)
     steps: int = option(help="optimiser steps", at_least=1)
+    window_size: int = option(16, help="w of Eq. 7, blocks per noise cycle", at_least=1)
     learning_rate: float = option(1e-6, help="peak learning rate", above=0)
     batch_size: int = option(4, help="packed rows per step and device", at_least=1)
     gradient_accumulation_steps: int = option(1, help="batches per optimiser step", at_least=1)
@@ -116,6 +121,20 @@ class RoundConfig(Config):
     misfits: Misfits = option("error", help="a sample that does not fit in a row: error, or skip it and count it")
     gradient_checkpointing: bool = option(False, help="compute activations twice instead of keeping them in memory")
     save_steps: int = option(100, help="steps between checkpoints; what a kill can lose", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterSettings(Config):
+    """What a gated adapter is and how it is trained, with `mode: adapter`."""
+
+    rank: int = option(64, help="r, rank of the adapter", at_least=1)
+    alpha: float | None = option(None, help="its product is scaled by alpha / r; null: 2 r", above=0)
+    targets: tuple[str, ...] | None = option(None, help="names of the layers it is put on; null: all linear ones")
+    lines_per_response: int = option(16, help="draft lines that share one clean forward", at_least=1)
+    max_sweeps: int = option(4, help="age of the oldest draft that is trained on, sweeps", at_least=0)
+    states: AdapterStates = option("drawn", help="train a line at one age (drawn), or at every age up to max_sweeps")
+    right_weight: float = option(1.0, help="weight of slots whose guesses so far are right", at_least=0)
+    slot_decay: float = option(1.0, help="weight of a slot over that of the one before", at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +161,11 @@ class RecipeConfig(Config):
     model: ModelConfig = option(help="the model to start from")
     prompts: PromptsConfig = option(help="prompts to train on")
     rounds: tuple[RoundConfig, ...] = option(help="one or more rounds")
+    mode: Mode = option(
+        "full",
+        help="full: the weights learn (the paper); adapter: a gated LoRA drafts and the weights stay as they are",
+    )
+    adapter: AdapterSettings = option(AdapterSettings(), help="with mode adapter: what it is and how it is trained")
     evaluation: EvaluationConfig | None = option(None, help="what to measure; null for nothing")
     collect: CollectConfig = option(CollectConfig(), help="how trajectories are collected")
     output: str = option("runs/run", help="folder of the run, relative to the working folder")

@@ -11,6 +11,7 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.embedded import BUILTIN, base_folder
 from jacobi_forcing.errors import ModelError
@@ -47,11 +48,14 @@ def load(config: ModelConfig) -> Loaded:
     """Load model and tokenizer.
 
     Raises:
+        ArtefactError: There is no such adapter, or it cannot be gated.
         ModelError: There is no such model, its files are damaged, or the device is not there.
     """
     location = locate(config.name)
     options = {**_hub_options(location), "trust_remote_code": config.trust_remote_code}
     model = _load_model(location, config, options)
+    if config.adapter is not None:
+        GatedAdapter.load(model, config.adapter)
     return Loaded(config, model, _load_tokenizer(location, config, options))
 
 

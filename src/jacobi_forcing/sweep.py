@@ -83,7 +83,8 @@ class Lines:
         # One tensor, so that there is one copy to the device.
         table = torch.tensor(columns, device=device).unbind(0)
         follows = table[4] if len(table) > 4 else None
-        return cls(*table[:4], follows, start, _gated_slots(rows, width, device))
+        gated = _gated_slots(rows, width, device)
+        return cls(table[0], table[1], table[2], table[3], follows, start, gated)
 
     def visible(self, committed: int, columns: int | None = None) -> Tensor:
         """What each slot may see: bool [R, Q, columns], committed slots first, then the lines', then none.

@@ -23,8 +23,9 @@ def collect_trajectories(
     block_size: int,
     folder: Path,
     reporter: Reporter,
+    states: bool = True,
 ) -> dict[str, Any]:
-    """Collect into `folder`, going on where an earlier attempt stopped.
+    """Collect into `folder`, going on where an earlier attempt stopped; without `states` responses alone.
 
     Returns:
         The counts of this attempt, the number of trajectories in the folder, and a `summary`.
@@ -49,9 +50,11 @@ def collect_trajectories(
         block_size=block_size,
         vocabulary=loaded.vocabulary if settings.draft_init == "vocabulary" else None,
         provenance=provenance.collect(seed=settings.seed, model=model.name),
+        states=states,
         on_progress=tell,
     )
     reader = TrajectoryReader(folder)
     counts = report.to_dict()
     sweeps = f", {report.sweeps / report.blocks:.1f} sweeps a block" if report.blocks else ""
-    return {**counts, "trajectories": len(reader), "summary": f"{len(reader)} trajectories of n={block_size}{sweeps}"}
+    what = f"{len(reader)} trajectories of n={block_size}{sweeps}" if states else f"{len(reader)} responses"
+    return {**counts, "trajectories": len(reader), "summary": what}

@@ -6,7 +6,8 @@ OUTPUT/round-R/trajectories/          Parquet shards and their manifest
 OUTPUT/round-R/log.jsonl              losses
 OUTPUT/round-R/probe.jsonl            tokens per forward and quality over steps, where asked for
 OUTPUT/round-R/model/                 the model after round R
-OUTPUT/model/                         the last of them: load it with AutoModelForCausalLM
+OUTPUT/model/                         the last of them: load it with AutoModelForCausalLM (mode full), or as a peft
+                                      adapter of the base (mode adapter)
 OUTPUT/report.json, OUTPUT/table.md   what was gained
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jacobi_forcing import provenance
+from jacobi_forcing.adapter import SETTINGS, WEIGHTS
 from jacobi_forcing.bench.table import markdown
 from jacobi_forcing.config import ModelConfig, RecipeConfig
 from jacobi_forcing.errors import ArtefactError, ConfigError
@@ -71,7 +73,7 @@ def run_recipe(
         refuse_other_settings(folder, stages, _REMEDY)
         write_text(folder / "recipe.yaml", recipe.to_yaml())
         for stage in stages:
-            _check_artefacts(folder, stage, reporter)
+            _check_artefacts(folder, stage, SETTINGS if recipe.mode == "adapter" else "config.json", reporter)
             work = functools.partial(_work, recipe, folder, stage, reporter)
             perform(folder, stage, work, reporter, seed=recipe.seed)
         return _finish(recipe, folder, stages)
@@ -89,23 +91,43 @@ def trainer() -> Callable[..., dict[str, Any]]:
     return train_model
 
 
+def adapter_trainer() -> Callable[..., dict[str, Any]]:
+    """`train_adapter`, see `trainer`."""
+    importlib.import_module("jacobi_forcing.training")
+    from jacobi_forcing.recipe.adapter_training import train_adapter
+
+    return train_adapter
+
+
 def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter) -> dict[str, Any]:
     """Do one stage."""
     if stage.kind == "evaluate":
         assert recipe.evaluation is not None
         label = f"round {stage.round}" if stage.round else "base"
         return measure_model(_model(recipe, folder, stage.round), recipe.evaluation, label=label, reporter=reporter)
-    model = _model(recipe, folder, stage.round - 1)
+    model, apart = _model(recipe, folder, stage.round - 1), recipe.mode == "adapter"
     settings, place = recipe.rounds[stage.round - 1], folder / f"round-{stage.round}"
     if stage.kind == "collect":
         prompts = round_prompts(recipe, stage.round - 1)
         return collect_trajectories(
-            model,
+            recipe.model if apart else model,
             prompts,
             recipe.collect,
             block_size=settings.block_size,
             folder=place / "trajectories",
             reporter=reporter,
+            states=not apart,
+        )
+    if apart:
+        return adapter_trainer()(
+            model,
+            place / "trajectories",
+            settings,
+            recipe.adapter,
+            place,
+            seed=recipe.seed,
+            reporter=reporter,
+            evaluation=recipe.evaluation,
         )
     return trainer()(
         model,
@@ -122,6 +144,8 @@ def _model(recipe: RecipeConfig, folder: Path, number: int) -> ModelConfig:
     """The model as it stands after round `number`; always read from disk, so that a restart sees the same weights."""
     if number == 0:
         return recipe.model
+    if recipe.mode == "adapter":
+        return dataclasses.replace(recipe.model, adapter=str(folder.absolute() / f"round-{number}" / "model"))
     return dataclasses.replace(recipe.model, name=str(folder.absolute() / f"round-{number}" / "model"))
 
 
@@ -129,7 +153,8 @@ def _finish(recipe: RecipeConfig, folder: Path, stages: list[Stage]) -> dict[str
     """Put the last model in its place and write down what was gained."""
     last = [stage for stage in stages if stage.kind == "train"][-1]
     source, target = folder / f"round-{last.round}" / "model", folder / "model"
-    if not _same_file(source / "model.safetensors", target / "model.safetensors"):
+    weights = WEIGHTS if recipe.mode == "adapter" else "model.safetensors"
+    if not _same_file(source / weights, target / weights):
         link_folder(source, target)
     markers = {stage.name: read_marker(folder, stage) for stage in stages}
     results = {name: marker["result"] for name, marker in markers.items() if marker is not None}
@@ -159,9 +184,9 @@ def _same_file(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
 
 
-def _check_artefacts(folder: Path, stage: Stage, reporter: Reporter) -> None:
+def _check_artefacts(folder: Path, stage: Stage, settings: str, reporter: Reporter) -> None:
     """A marker without what it vouches for counts for nothing."""
-    needed = {"collect": "trajectories/manifest.json", "train": "model/config.json"}.get(stage.kind)
+    needed = {"collect": "trajectories/manifest.json", "train": f"model/{settings}"}.get(stage.kind)
     if needed and is_done(folder, stage) and not (folder / f"round-{stage.round}" / needed).is_file():
         reporter.note(f"{stage.name} was done, but round-{stage.round}/{needed} is missing: it is done again")
         remove(marker_path(folder, stage))

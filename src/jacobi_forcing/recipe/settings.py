@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from jacobi_forcing.config import PromptsConfig, RecipeConfig
+from jacobi_forcing.config import AdapterSettings, PromptsConfig, RecipeConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
 
@@ -115,6 +115,7 @@ def _check(recipe: RecipeConfig) -> None:
     """What no single setting can tell."""
     if not recipe.rounds:
         raise ConfigError("'rounds' is empty", expected="one or more rounds")
+    _check_mode(recipe)
     for index in range(len(recipe.rounds)):
         round_prompts(recipe, index)
         if recipe.rounds[index].warmup_ratio >= 1:
@@ -130,6 +131,26 @@ def _check(recipe: RecipeConfig) -> None:
             seen="evaluation.prompts.answer_field: null",
             remedy="name the key that holds them, or set evaluation.task to none",
         )
+
+
+_FULL_ONLY = ("window_size", "ar_weight", "schedule", "schedule_phase", "mask", "gradient_checkpointing")
+
+
+def _check_mode(recipe: RecipeConfig) -> None:
+    """Settings that the mode does not read are refused, not ignored."""
+    if recipe.mode == "full":
+        if recipe.adapter != AdapterSettings():
+            raise ConfigError("'adapter' is set and 'mode' is full", remedy="set mode: adapter, or remove it")
+        return
+    defaults = {field.name: field.default for field in dataclasses.fields(RoundConfig)}
+    for index, settings in enumerate(recipe.rounds):
+        for name in _FULL_ONLY:
+            if getattr(settings, name) != defaults[name]:
+                raise ConfigError(
+                    f"'rounds[{index}].{name}' has no meaning with mode: adapter",
+                    seen=getattr(settings, name),
+                    remedy="remove it: the base does not change, and drafts are made as decoding makes them",
+                )
 
 
 def _override(values: dict[str, Any], override: str) -> None:

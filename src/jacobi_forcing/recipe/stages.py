@@ -68,12 +68,18 @@ def plan(recipe: RecipeConfig) -> list[Stage]:
     after: dict[str, Any] = base
     for index, settings in enumerate(recipe.rounds):
         number = index + 1
-        collect = Stage(f"collect-{number}", "collect", number, {**after, **collect_inputs(recipe, index)})
+        source = base if recipe.mode == "adapter" else after
+        collect = Stage(f"collect-{number}", "collect", number, {**source, **collect_inputs(recipe, index)})
         train = Stage(
             f"train-{number}",
             "train",
             number,
-            {"after": collect.key, **train_inputs(settings, recipe.seed, recipe.model.dtype)},
+            {
+                "after": collect.key,
+                # An adapter goes on from that of the round before; the model that is collected from stays the same.
+                **({"from": after, "adapter": recipe.adapter.to_dict()} if recipe.mode == "adapter" else {}),
+                **train_inputs(settings, recipe.seed, recipe.model.dtype),
+            },
         )
         stages += [collect, train]
         after = {"after": train.key}
@@ -87,6 +93,10 @@ def model_inputs(model: ModelConfig) -> dict[str, Any]:
     """What identifies a model: the content of its folder, or the hub name."""
     inputs = model.to_dict()
     folder = Path(locate(model.name))
+    if model.adapter is not None:
+        inputs["adapter"] = provenance.folder_fingerprint(Path(model.adapter), ignore=("provenance.json",))
+    else:
+        del inputs["adapter"]
     if folder.is_dir():
         # The record of how it was made tells times, not weights.
         del inputs["name"]
@@ -109,6 +119,7 @@ def collect_inputs(recipe: RecipeConfig, index: int) -> dict[str, Any]:
         "prompts": prompts_inputs(round_prompts(recipe, index)),
         "collect": _without(recipe.collect.to_dict(), _INDIFFERENT["collect"]),
         "block_size": recipe.rounds[index].block_size,
+        **({"states": False} if recipe.mode == "adapter" else {}),
     }
 
 

@@ -16,6 +16,7 @@ from transformers import PrinterCallback, TrainerCallback
 from jacobi_forcing import provenance
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, RoundConfig
 from jacobi_forcing.decode.saved import save_custom_generate
+from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import new_folder, remove, write_json, write_text
 from jacobi_forcing.loading import Loaded, load, resolve_device
 from jacobi_forcing.recipe.probe import Probe
@@ -59,10 +60,10 @@ def train_model(
     Raises:
         JForceError: See `load` and `JacobiForcingTrainer`.
     """
-    reader = TrajectoryReader(trajectories)
+    reader = _with_states(trajectories)
     loaded = load(dataclasses.replace(model, dtype="float32"))
     checkpoints = folder / "checkpoints"
-    log = _Log(folder / "log.jsonl", reporter)
+    log = TrainLog(folder / "log.jsonl", reporter)
     callbacks: list[TrainerCallback] = [log]
     if evaluation is not None and evaluation.probe_steps is not None:
         callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
@@ -84,7 +85,17 @@ def train_model(
     record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict())
     _save(loaded, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
     remove(checkpoints)
-    return _result(log, settings)
+    return log_result(log, settings)
+
+
+def _with_states(trajectories: Path) -> TrajectoryReader:
+    reader = TrajectoryReader(trajectories)
+    if not reader.manifest["settings"].get("states", True):
+        raise ConfigError(
+            f"'{trajectories}' holds responses without the states of their blocks",
+            remedy="collect again with states, or train an adapter on them (mode: adapter)",
+        )
+    return reader
 
 
 def _arguments(model: ModelConfig, settings: RoundConfig, checkpoints: Path, seed: int) -> JacobiForcingConfig:
@@ -116,22 +127,27 @@ def _save(loaded: Loaded, model: ModelConfig, folder: Path, decode: DecodeConfig
         write_json(temporary / "provenance.json", record)
 
 
-def _result(log: _Log, settings: RoundConfig) -> dict[str, Any]:
+def log_result(log: TrainLog, settings: RoundConfig) -> dict[str, Any]:
+    """Steps, the last logged figures, and a `summary` of them."""
     losses = [entry for entry in log.entries if "loss" in entry]
     last = losses[-1] if losses else {}
     parts = ", ".join(
         f"{name} {last[key]:.4g}"
-        for key, name in (("consistency_loss", "consistency"), ("ar_loss", "AR"))
+        for key, name in (
+            ("consistency_loss", "consistency loss"),
+            ("ar_loss", "AR loss"),
+            ("tokens_per_forward", "estimated TPF"),
+        )
         if key in last
     )
     return {
         "steps": settings.steps,
         "last_log": last,
-        "summary": f"{settings.steps} steps" + (f", last losses: {parts}" if parts else ""),
+        "summary": f"{settings.steps} steps" + (f", at last {parts}" if parts else ""),
     }
 
 
-class _Log(TrainerCallback):
+class TrainLog(TrainerCallback):
     """Keeps the trainer's log as JSON lines, and tells every step."""
 
     def __init__(self, file: Path, reporter: Reporter) -> None:

@@ -43,6 +43,7 @@ def collect(
     eos_ids: Sequence[int] | None = None,
     vocabulary: Sequence[int] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    states: bool = True,
     on_progress: Progress | None = None,
 ) -> CollectReport:
     """Collect the trajectories of all prompts into a folder; goes on where a killed run stopped.
@@ -58,9 +59,10 @@ def collect(
         folder: Where shards and manifest go.
         config: Limits, batch and shard sizes, how y(0) is drawn.
         block_size: n, tokens per block.
-        eos_ids: Ids that end a response; the model's own by default.
+        eos_ids: Ids that end a response; the model's own where None.
         vocabulary: Ids that the tokenizer has, for `draft_init="vocabulary"`.
         provenance: Kept in the manifest for this opening of the folder.
+        states: Whether blocks are swept; without, each block has its fixed point and no other state.
         on_progress: Told after every batch.
 
     Raises:
@@ -70,19 +72,16 @@ def collect(
         ModelError: A whole shard had to be dropped.
         MissingExtraError: pyarrow is not installed.
     """
-    if block_size < 1:
-        raise ConfigError("The block size is too small", seen=block_size, expected="at least 1 token")
-    if config.draft_init == "vocabulary" and not vocabulary:
-        raise ConfigError('draft_init="vocabulary" needs the ids that the tokenizer has', remedy="pass vocabulary=…")
+    _check(block_size, config, vocabulary)
     ends = backbone.eos_ids if eos_ids is None else list(eos_ids)
-    collector = _Collector(backbone, config, block_size, ends, vocabulary)
+    collector = _Collector(backbone, config, block_size, ends, vocabulary, states)
     plan = {prompt.index: (prompt, collector.limit(prompt)) for prompt in prompts}
     writer = TrajectoryWriter(
         folder,
         samples=[prompt.index for prompt in prompts],
         shard_size=config.shard_size,
         block_size=block_size,
-        settings=_settings(backbone, prompts, config, ends, vocabulary),
+        settings=_settings(collector, prompts),
         provenance=provenance,
     )
     collector.start(len(prompts), len(writer.done), on_progress)
@@ -93,6 +92,13 @@ def collect(
                 writer.write_shard(shard, trajectories, dropped)
     writer.finish()
     return collector.report
+
+
+def _check(block_size: int, config: CollectConfig, vocabulary: Sequence[int] | None) -> None:
+    if block_size < 1:
+        raise ConfigError("The block size is too small", seen=block_size, expected="at least 1 token")
+    if config.draft_init == "vocabulary" and not vocabulary:
+        raise ConfigError('draft_init="vocabulary" needs the ids that the tokenizer has', remedy="pass vocabulary=…")
 
 
 @dataclasses.dataclass
@@ -113,11 +119,12 @@ class _Collector:
         backbone: Backbone,
         config: CollectConfig,
         block_size: int,
-        eos_ids: Sequence[int],
+        eos_ids: list[int],
         vocabulary: Sequence[int] | None,
+        states: bool = True,
     ) -> None:
         self.backbone, self.config, self.block_size = backbone, config, block_size
-        self.eos_ids, self.vocabulary = eos_ids, vocabulary
+        self.eos_ids, self.vocabulary, self.states = eos_ids, vocabulary, states
         self.start(0, 0, None)
 
     def start(self, total: int, resumed: int, on_progress: Progress | None) -> None:
@@ -158,7 +165,8 @@ class _Collector:
         with self.report.timed("trajectory_seconds"):
             for batch in self._batches(jobs, lambda job: len(job.response)):
                 prompts, responses = [job.prompt.ids for job in batch], [job.response for job in batch]
-                self.report.forwards += sweep_blocks(self.backbone, prompts, responses, [job.blocks for job in batch])
+                blocks = [job.blocks for job in batch]
+                self.report.forwards += sweep_blocks(self.backbone, prompts, responses, blocks) if self.states else 0
                 self._tell("trajectories", len(batch))
         dropped = self._dropped(jobs)
         return [self._finished(job) for job in jobs if job.prompt.index not in dropped], dropped
@@ -172,7 +180,9 @@ class _Collector:
         for index, fixed_point in enumerate(split(response, self.block_size)):
             offset = index * self.block_size
             pool = self.vocabulary if self.config.draft_init == "vocabulary" else [*prompt.ids, *response[:offset]]
-            state = draw_state(fixed_point, pool or [], seed=self.config.seed, sample=prompt.index, block=index)
+            state = list(fixed_point)
+            if self.states:
+                state = draw_state(fixed_point, pool or [], seed=self.config.seed, sample=prompt.index, block=index)
             blocks.append(Block(len(prompt.ids) + offset, fixed_point, [state]))
         return blocks
 
@@ -213,22 +223,18 @@ class _Collector:
             self._on_progress(stage, self._done[stage], self._total)
 
 
-def _settings(
-    backbone: Backbone,
-    prompts: Sequence[Prompt],
-    config: CollectConfig,
-    eos_ids: list[int],
-    vocabulary: Sequence[int] | None,
-) -> dict[str, Any]:
+def _settings(collector: _Collector, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """All that decides the content of the shards; the batch size does not."""
+    config, vocabulary = collector.config, collector.vocabulary
     return {
-        "model_fingerprint": model_fingerprint(backbone.model),
+        "model_fingerprint": model_fingerprint(collector.backbone.model),
         "prompts_sha256": _digest([[prompt.index, prompt.ids] for prompt in prompts]),
-        "eos_ids": eos_ids,
+        "eos_ids": collector.eos_ids,
         "max_new_tokens": config.max_new_tokens,
         "draft_init": config.draft_init,
         "vocabulary_sha256": _digest(list(vocabulary or [])) if config.draft_init == "vocabulary" else None,
         "seed": config.seed,
+        "states": collector.states,
     }
 
 

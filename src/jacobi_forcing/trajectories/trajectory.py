@@ -22,7 +22,8 @@ class Trajectory:
         finished: Whether the response ended with an end token (False: it met the token limit).
         block_size: n, tokens per block; the last block may be shorter.
         states: Per block, in order, the states y(0)..y(k). y(0) is the random draft as drawn (only slot 0 is right),
-            y(k) is the fixed point and equals the block of `response_ids`. No two states share memory.
+            y(k) is the fixed point and equals the block of `response_ids`. No two states share memory. Where only
+            responses were collected, the fixed point is the only one.
 
     Raises:
         DataError: The parts do not fit together.
