@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.adapter import GatedAdapter
+from jacobi_forcing.cli.app import app
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.errors import ArtefactError, ConfigError
 from jacobi_forcing.loading import load
@@ -143,3 +145,31 @@ def test_the_weights_are_not_trained_on_responses_alone(place: Path, tmp_path: P
             seed=0,
             reporter=Told(),
         )
+
+
+def test_the_command_line_trains_and_uses_an_adapter(place: Path, tmp_path: Path) -> None:
+    def jforce(*arguments: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+        return answer
+
+    out = str(tmp_path / "out")
+    adapter = ("--rank", "2", "--lines-per-response", "3", "--max-sweeps", "1")
+    trained = jforce(
+        *("train", "-t", "run/round-1/trajectories", "-m", "model", "--mode", "adapter", *adapter),
+        *("--steps", "2", "--batch-size", "2", "-o", out, "--device", "cpu"),
+    )
+    assert (tmp_path / "out/model/adapter_model.safetensors").is_file()
+    assert json.loads((tmp_path / "out/log.jsonl").read_text().splitlines()[-1])["step"] == 2
+    answers = [
+        jforce("generate", "hello", "-m", "model", "--max-new-tokens", "12", "-n", "4", "--device", "cpu", *more)
+        for more in ((), ("--adapter", trained["model"]))
+    ]
+    assert answers[0]["text"] == answers[1]["text"]
+    bench = jforce(
+        *("bench", "-m", "model", "--adapter", trained["model"], "--prompts", "prompts.jsonl", "--field", "question"),
+        *("--limit", "2", "--max-new-tokens", "8", "-n", "4", "--device", "cpu"),
+    )
+    assert [model["label"] for model in bench["models"]] == ["model", f"model + {trained['model']}"]
+    assert all(decoder["exact"] == decoder["of"] == 2 for model in bench["models"] for decoder in model["decoders"])

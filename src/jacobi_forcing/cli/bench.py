@@ -24,6 +24,10 @@ RIVALS = ("prompt-lookup", "assisted")
 Compare = Annotated[
     list[str] | None, typer.Option(help="A further model to measure, such as the trained one. Repeatable.")
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(help="Folder of a gated adapter of --model; both together are measured beside it. Repeatable."),
+]
 Prompts = Annotated[int, options.option(PromptsConfig, "limit", "--limit", "-l")]
 Rivals = Annotated[
     list[str] | None,
@@ -58,6 +62,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the f
 def bench(
     model: options.Model = BUILTIN,
     compare: Compare = None,
+    adapter: Adapters = None,
     prompts: options.Source = BUILTIN,
     field: options.PromptField = PromptsConfig.field,
     answer_field: options.AnswerField = None,
@@ -151,9 +156,7 @@ def _plan(given: Mapping[str, Any]) -> _Plan:
     )
     helper = given["assistant"]
     return _Plan(
-        models=[
-            options.settings(ModelConfig, given, name=name) for name in [given["model"], *(given["compare"] or [])]
-        ],
+        models=_models(given),
         asked=asked,
         rivals=_rivals(given["rival"] or [], helper),
         assistant=None if helper is None else options.settings(ModelConfig, given, name=helper),
@@ -161,6 +164,13 @@ def _plan(given: Mapping[str, Any]) -> _Plan:
         batch_sizes=given["batch_size"] or [1],
         overhead=given["overhead"],
     )
+
+
+def _models(given: Mapping[str, Any]) -> list[ModelConfig]:
+    """The model, those to compare with it, and the model with each of its adapters."""
+    plain = [(name, None) for name in [given["model"], *(given["compare"] or [])]]
+    adapted = [(given["model"], folder) for folder in given["adapter"] or []]
+    return [options.settings(ModelConfig, given, name=name, adapter=folder) for name, folder in [*plain, *adapted]]
 
 
 def _rivals(names: list[str], assistant: str | None) -> list[str]:
@@ -218,6 +228,7 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
                 rivals=rivals,
                 batch_sizes=plan.batch_sizes,
                 overhead=plan.overhead,
+                label=settings.name if settings.adapter is None else f"{settings.name} + {settings.adapter}",
                 on_progress=lambda done, total: bars.progress(done, total, "prompts"),
             )
             results.append(result.to_dict())

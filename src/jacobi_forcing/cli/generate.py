@@ -29,6 +29,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
     model: options.Model = BUILTIN,
+    adapter: options.Adapter = ModelConfig.adapter,
     template: options.Template = "auto",
     decoder: options.Decoder = DecodeConfig.decoder,
     block_size: options.BlockSize = DecodeConfig.block_size,

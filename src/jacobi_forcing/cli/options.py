@@ -66,6 +66,7 @@ def typed(context: typer.Context, kind: type[Config], arguments: Mapping[str, An
 Model = Annotated[str, option(ModelConfig, "name", "--model", "-m")]
 DType = Annotated[str, option(ModelConfig, "dtype")]
 Device = Annotated[str, option(ModelConfig, "device")]
+Adapter = Annotated[str | None, option(ModelConfig, "adapter")]
 TrustRemoteCode = Annotated[bool, option(ModelConfig, "trust_remote_code")]
 
 Source = Annotated[str, option(PromptsConfig, "source", "--prompts", "-p")]

@@ -10,8 +10,16 @@ import typer
 
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import print_result
-from jacobi_forcing.config import ModelConfig, RoundConfig
+from jacobi_forcing.config import AdapterSettings, ModelConfig, RecipeConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
+
+_RATES = {"full": RoundConfig.learning_rate, "adapter": 2e-3}
+LearningRate = Annotated[
+    float | None,
+    options.option(
+        RoundConfig, "learning_rate", "--learning-rate", "--lr", show_default="1e-06, and 0.002 with --mode adapter"
+    ),
+]
 
 
 def train(
@@ -19,8 +27,19 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model, checkpoints and log.")],
     steps: Annotated[int, options.option(RoundConfig, "steps")],
     model: options.Model = BUILTIN,
+    mode: Annotated[str, options.option(RecipeConfig, "mode")] = RecipeConfig.mode,
+    adapter: options.Adapter = ModelConfig.adapter,
+    rank: Annotated[int, options.option(AdapterSettings, "rank")] = AdapterSettings.rank,
+    alpha: Annotated[float | None, options.option(AdapterSettings, "alpha", show_default="2 r")] = None,
+    lines_per_response: Annotated[
+        int, options.option(AdapterSettings, "lines_per_response")
+    ] = AdapterSettings.lines_per_response,
+    max_sweeps: Annotated[int, options.option(AdapterSettings, "max_sweeps")] = AdapterSettings.max_sweeps,
+    states: Annotated[str, options.option(AdapterSettings, "states")] = AdapterSettings.states,
+    right_weight: Annotated[float, options.option(AdapterSettings, "right_weight")] = AdapterSettings.right_weight,
+    slot_decay: Annotated[float, options.option(AdapterSettings, "slot_decay")] = AdapterSettings.slot_decay,
     window_size: Annotated[int, options.option(RoundConfig, "window_size", "--window-size", "-w")] = 16,
-    learning_rate: Annotated[float, options.option(RoundConfig, "learning_rate", "--learning-rate", "--lr")] = 1e-6,
+    learning_rate: LearningRate = None,
     batch_size: Annotated[int, options.option(RoundConfig, "batch_size")] = RoundConfig.batch_size,
     gradient_accumulation_steps: Annotated[int, options.option(RoundConfig, "gradient_accumulation_steps")] = 1,
     max_length: Annotated[int, options.option(RoundConfig, "max_length")] = RoundConfig.max_length,
@@ -40,24 +59,36 @@ def train(
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     json: options.Json = False,
 ) -> None:
-    """Train on trajectories. Goes on at the last checkpoint, and then ends as an undisturbed run would."""
-    given = dict(locals())
+    """Train on trajectories. Goes on at the last checkpoint, and then ends as an undisturbed run would.
+
+    With --mode adapter the weights stay as they are, and what is trained is a gated adapter.
+    """
+    given = {**locals(), "learning_rate": learning_rate or _RATES.get(mode, RoundConfig.learning_rate)}
 
     from jacobi_forcing.cli.bars import Bars
-    from jacobi_forcing.recipe.run import alone, refuse_foreign, trainer
+    from jacobi_forcing.recipe.run import adapter_trainer, alone, refuse_foreign, trainer
+    from jacobi_forcing.recipe.settings import check_mode
     from jacobi_forcing.recipe.stages import Stage, model_inputs, perform, refuse_other_settings, train_inputs
     from jacobi_forcing.trajectories.store import TrajectoryReader
 
     reader = TrajectoryReader(trajectories)
     settings = options.settings(RoundConfig, given, block_size=reader.block_size)
     loading = options.settings(ModelConfig, given, name=model)
+    apart = options.settings(AdapterSettings, given)
+    check_mode(mode, [settings], apart)
     shards = [entry["sha256"] for entry in reader.manifest["shards"]]
     inputs = {"model": model_inputs(loading), "trajectories": shards, **train_inputs(settings, seed, dtype)}
+    if mode == "adapter":
+        inputs["adapter"] = apart.to_dict()
     stage = Stage("train", "train", 1, inputs)
     with alone(output), Bars() as bars:
         refuse_foreign(output)
         refuse_other_settings(output, [stage], "use another --output")
         work = functools.partial(trainer(), loading, trajectories, settings, output, seed=seed, reporter=bars)
+        if mode == "adapter":
+            work = functools.partial(
+                adapter_trainer(), loading, trajectories, settings, apart, output, seed=seed, reporter=bars
+            )
         result = perform(output, stage, work, bars, seed=seed)
     trained = str(output / "model")
     print_result(trained, {**result, "model": trained, "block_size": reader.block_size}, json=json)

@@ -6,13 +6,14 @@ import dataclasses
 import logging
 import math
 import re
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jacobi_forcing.config import AdapterSettings, PromptsConfig, RecipeConfig, RoundConfig
+from jacobi_forcing.config import AdapterSettings, Mode, PromptsConfig, RecipeConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
 
@@ -115,7 +116,7 @@ def _check(recipe: RecipeConfig) -> None:
     """What no single setting can tell."""
     if not recipe.rounds:
         raise ConfigError("'rounds' is empty", expected="one or more rounds")
-    _check_mode(recipe)
+    check_mode(recipe.mode, recipe.rounds, recipe.adapter)
     for index in range(len(recipe.rounds)):
         round_prompts(recipe, index)
         if recipe.rounds[index].warmup_ratio >= 1:
@@ -136,14 +137,24 @@ def _check(recipe: RecipeConfig) -> None:
 _FULL_ONLY = ("window_size", "ar_weight", "schedule", "schedule_phase", "mask", "gradient_checkpointing")
 
 
-def _check_mode(recipe: RecipeConfig) -> None:
-    """Settings that the mode does not read are refused, not ignored."""
-    if recipe.mode == "full":
-        if recipe.adapter != AdapterSettings():
+def check_mode(mode: str, rounds: Sequence[RoundConfig], adapter: AdapterSettings) -> None:
+    """Settings that the mode does not read are refused, not ignored.
+
+    Raises:
+        ConfigError: There is one, or there is no such mode.
+    """
+    if mode not in typing.get_args(Mode):
+        raise ConfigError("There is no such mode", seen=mode, expected="full or adapter")
+    if mode == "full":
+        if adapter != AdapterSettings():
             raise ConfigError("'adapter' is set and 'mode' is full", remedy="set mode: adapter, or remove it")
         return
     defaults = {field.name: field.default for field in dataclasses.fields(RoundConfig)}
-    for index, settings in enumerate(recipe.rounds):
+    for index, settings in enumerate(rounds):
+        if settings.learning_rate <= defaults["learning_rate"]:
+            logger.warning(
+                "A learning rate of %g is made for whole weights; an adapter needs about 2e-3", settings.learning_rate
+            )
         for name in _FULL_ONLY:
             if getattr(settings, name) != defaults[name]:
                 raise ConfigError(
