@@ -56,8 +56,21 @@ def test_every_token_by_index_equals_all_tokens(arch: str) -> None:
     model, adapter = adapted(arch)
     with adapter.gated():
         everything = logits(model)
-    with adapter.gated(torch.arange(16)):
-        torch.testing.assert_close(logits(model), everything)
+    for index in (torch.arange(16), slice(0, 16)):
+        with adapter.gated(index):
+            torch.testing.assert_close(logits(model), everything)
+            torch.testing.assert_close(model(input_ids=IDS).logits, everything)  # with gradients, another way
+
+
+@each_architecture
+def test_a_slice_equals_the_same_tokens_by_index(arch: str) -> None:
+    model, adapter = adapted(arch)
+    found = []
+    for index in (torch.arange(5, 13), slice(5, 13)):
+        with adapter.gated(index):
+            found += [logits(model), model(input_ids=IDS).logits.detach()]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
 
 
 @each_architecture

@@ -84,6 +84,20 @@ def test_the_next_draft_is_what_the_adapter_predicts_behind_the_bases_kv(arch: s
     assert changed > 5
 
 
+def test_not_much_more_is_verified_than_was_accepted_lately() -> None:
+    row = make_row(Backbone(shared_adapted("llama")), prompt(), DecodeConfig("window", 32), [], 100)
+    row.absorb([5, *range(100, 133)])
+    for step in range(4):
+        verify, draft = row.propose()
+        # One token a sweep so far: 4 + 2 * 1 guesses are verified, all 31 are refined.
+        assert (len(verify.ids), len(draft.ids)) == (7, 32)
+        row.absorb([60 - step] * 7 + list(range(100, 132)))
+    verify, draft = row.propose()
+    row.absorb([*verify.ids[1:], 7, *range(200, 232)])
+    assert row.stats.accepted[-1] == 7
+    assert len(row.propose()[0].ids) == 1 + 4 + 2 * 7
+
+
 def test_fresh_fill_is_not_verified() -> None:
     row = make_row(Backbone(shared_adapted("llama")), prompt(), DecodeConfig("window", 8), [], 40)
     verify, draft = row.propose()
@@ -91,9 +105,9 @@ def test_fresh_fill_is_not_verified() -> None:
     row.absorb([5, *range(20, 29)])
     # One token is known; eight were predicted behind it, of which seven fit in the window.
     verify, draft = row.propose()
-    assert verify.ids == [5, *range(21, 28)]
-    assert draft.ids == verify.ids
-    row.absorb([21, 22, 23, 40, *[1] * 4, *range(30, 38)])
+    assert draft.ids == [5, *range(21, 28)]
+    assert verify.ids == draft.ids[:7]
+    row.absorb([21, 22, 23, 40, *[1] * 3, *range(30, 38)])
     # Three guesses and the base's 40 were added; four predictions are left, and three slots of fresh fill behind them.
     verify, draft = row.propose()
     assert verify.ids == [40, 34, 35, 36, 37]
@@ -138,5 +152,5 @@ def test_the_library_finds_the_adapter_by_itself(tmp_path: Path) -> None:
     assert out.sequences[0, 11:].tolist() == reference("llama")[:20]
     # The prompt twice over its last token, then verify and draft lines side by side.
     assert out.stats.rows[0].sweeps[0].slots == 11 + 9
-    assert out.stats.rows[0].sweeps[1].slots == 8 + 8
+    assert out.stats.rows[0].sweeps[1].slots == 7 + 8
     assert model.generate(ids, do_sample=False, max_new_tokens=20)[0, 11:].tolist() == reference("llama")[:20]

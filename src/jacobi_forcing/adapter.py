@@ -34,12 +34,12 @@ class _Gate:
 
     Attributes:
         open: Whether any is.
-        index: Those tokens, counted through all rows [G]; None for all of them.
+        index: Those tokens, counted through all rows: [G], or a slice where they lie side by side; None for all.
     """
 
     def __init__(self) -> None:
         self.open = False
-        self.index: Tensor | None = None
+        self.index: Tensor | slice | None = None
 
 
 class GatedLinear(nn.Module):
@@ -70,12 +70,19 @@ class GatedLinear(nn.Module):
         if index is None:
             return y + self._product(x)
         # Only gated tokens pay for the product.
-        flat, product = y.reshape(-1, y.shape[-1]), self._product(x.reshape(-1, x.shape[-1])[index])
-        added = flat.index_add(0, index, product) if torch.is_grad_enabled() else flat.index_add_(0, index, product)
-        return added.view_as(y)
+        flat, some = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])[index]
+        if torch.is_grad_enabled():
+            index = torch.arange(len(flat), device=x.device)[index]
+            return flat.index_add(0, index, self._product(some)).view_as(y)
+        if isinstance(index, slice):
+            # Two products and nothing else: a sweep of a few tokens notices every further operation.
+            flat[index].addmm_(nn.functional.linear(some, self.lora_A), self.lora_B.t(), alpha=self.scaling)
+        else:
+            flat.index_add_(0, index, self._product(some))
+        return flat.view_as(y)
 
     def _product(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(nn.functional.linear(x, self.lora_A), self.lora_B * self.scaling)
+        return nn.functional.linear(nn.functional.linear(x, self.lora_A), self.lora_B) * self.scaling
 
 
 class GatedAdapter:
@@ -192,11 +199,11 @@ class GatedAdapter:
         return [part for layer in self.layers.values() for part in (layer.lora_A, layer.lora_B)]
 
     @contextlib.contextmanager
-    def gated(self, index: Tensor | None = None) -> Iterator[None]:
+    def gated(self, index: Tensor | slice | None = None) -> Iterator[None]:
         """Switch tokens on for the forward passes inside the block.
 
         Args:
-            index: The tokens, counted through all rows of the input [G]; None for all.
+            index: The tokens, counted through all rows of the input [G], or a slice of them; None for all.
         """
         self._gate.open, self._gate.index = True, index
         try:

@@ -132,7 +132,7 @@ class Backbone:
         mask: MaskLike | None,
         cache: KVCache | None = None,
         keep: Tensor | None = None,
-        gated: Tensor | None = None,
+        gated: Tensor | slice | None = None,
     ) -> Tensor:
         """Logits of one forward pass.
 
@@ -142,7 +142,7 @@ class Backbone:
             mask: From `attention_mask`, or None for plain causal attention without a cache.
             cache: Receives the KV of `ids` as pending slots.
             keep: Columns whose logits are wanted, [k]; all by default.
-            gated: Tokens that run through the gated adapter, counted through all rows [G]; none by default.
+            gated: Tokens that run through the gated adapter, counted through all rows [G] or a slice; none by default.
 
         Returns:
             Logits [R, Q or k, V].

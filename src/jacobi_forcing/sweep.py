@@ -46,7 +46,8 @@ class Lines:
         line: [R, Q], index of the line within its row, PADDING in unused slots.
         prefix: [R, Q], committed tokens of the row that the slot sees: those at positions below it.
         follows: [R, Q], 1 where the slot also sees the tokens of line 0 at positions below `prefix`; None: nowhere.
-        gated: Slots of gated lines, counted through all rows, [G]; None where there are none.
+        gated: Slots of gated lines, counted through all rows: [G], or a slice where they lie side by side; None where
+            there are none.
         start: First position where each row has one line and all lines have the same positions, as in every batch of
             one; None otherwise.
     """
@@ -57,7 +58,7 @@ class Lines:
     prefix: Tensor
     follows: Tensor | None = None
     start: int | None = None
-    gated: Tensor | None = None
+    gated: Tensor | slice | None = None
 
     @classmethod
     def pack(
@@ -116,11 +117,14 @@ def _spread(rows: Sequence[Sequence[tuple[int, Line]]], width: int) -> list[list
     return [row + [0] * (width - len(row)) for row in spread]
 
 
-def _gated_slots(rows: Sequence[Sequence[Line]], width: int, device: torch.device | str) -> Tensor | None:
+def _gated_slots(rows: Sequence[Sequence[Line]], width: int, device: torch.device | str) -> Tensor | slice | None:
     if not any(line.gated for row in rows for line in row):
         return None
     flags = _spread([[(line.gated, line) for line in row] for row in rows], width)
-    return torch.tensor([r * width + q for r, row in enumerate(flags) for q in range(width) if row[q]], device=device)
+    slots = [r * width + q for r, row in enumerate(flags) for q in range(width) if row[q]]
+    if slots[-1] - slots[0] == len(slots) - 1:
+        return slice(slots[0], slots[-1] + 1)
+    return torch.tensor(slots, device=device)
 
 
 def _padded(values: Tensor, columns: int | None) -> Tensor:

@@ -37,8 +37,8 @@ class Row:
         drafts_apart: Whether the model has a gated adapter: then the base verifies lines, and the draft's next state is
             predicted on a gated line of its own. To be set before the first `propose`.
         guesses: The draft: guesses for the tokens behind the text.
-        hopeful: How many leading ones may be right. The rest are fresh fill; only where drafts have a line of their own
-            may they be left out of the one that verifies.
+        hopeful: How many leading ones are worth verifying where drafts have a line of their own: not the fresh fill,
+            and not much more than was accepted lately. Where not, all are verified, for the sake of what is predicted.
         padding: Left padding that the row had in the caller's batch, tokens.
         sample: Which sample of its prompt this is; rows of one prompt differ in it.
     """
@@ -191,7 +191,7 @@ class Row:
     def _prepare(self, leftover: list[int]) -> None:
         """The next sweep's draft and candidates."""
         self.guesses = self._capped(self._next_guesses(leftover))
-        self.hopeful = min(len(leftover), len(self.guesses))
+        self.hopeful = min(len(leftover), len(self.guesses), self._hope)
         if self.pool is None:
             return
         if leftover:
@@ -205,6 +205,11 @@ class Row:
             if longer:
                 self.guesses, self.hopeful = longer, len(longer)
             self.candidates = [run for run in found if run is not longer]
+
+    @property
+    def _hope(self) -> int:
+        """Twice what one of the last sweeps accepted, and a few: what is right beyond it waits for the next sweep."""
+        return 4 + 2 * max(sweep.accepted for sweep in self.stats.sweeps[-4:])
 
     @property
     def _candidates_wanted(self) -> int:

@@ -151,7 +151,7 @@ def check_mode(mode: str, rounds: Sequence[RoundConfig], adapter: AdapterSetting
         return
     defaults = {field.name: field.default for field in dataclasses.fields(RoundConfig)}
     for index, settings in enumerate(rounds):
-        if settings.learning_rate <= defaults["learning_rate"]:
+        if settings.learning_rate <= RoundConfig.learning_rate:
             logger.warning(
                 "A learning rate of %g is made for whole weights; an adapter needs about 2e-3", settings.learning_rate
             )
