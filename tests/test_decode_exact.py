@@ -36,7 +36,7 @@ def test_runs_of_every_length_are_accepted_without_a_change(arch: str, decoder: 
     lengths: set[int] = set()
     for block_size in (2, 4, 16):
         for wrong in (0.0, 0.3):
-            config = DecodeConfig(decoder=decoder, block_size=block_size)
+            config = DecodeConfig(decoder=decoder, block_size=block_size, num_blocks=1)
             row = told_row(prompt(), reference(arch), config, 40, wrong=wrong)
             run(Backbone(shared_model(arch)), [row])
             assert row.generated == reference(arch)
@@ -68,39 +68,45 @@ def test_an_end_token_inside_an_accepted_run_ends_the_text(decoder: str, block_s
         assert row.generated == truncate(text, [text[offset]], 40)
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_the_first_of_several_end_tokens_ends_the_text(decoder: str) -> None:
-    ids, late = first_met_at("llama", 9)
-    _, early = ids, library(shared_model("llama"), ids, 40)[3]
+@each_architecture
+def test_the_first_of_several_end_tokens_ends_the_text(arch: str) -> None:
+    model = shared_model(arch)
+    ids, late = first_met_at(arch, 9)
+    early = library(model, ids, 40)[3]
     for ends in ([late, early], [early, late]):
-        expected = library(shared_model("llama"), ids, 40, eos_token_id=ends, pad_token_id=0)
+        expected = library(model, ids, 40, eos_token_id=ends, pad_token_id=0)
         assert len(expected) <= 4
-        assert ours(shared_model("llama"), ids, 40, decoder=decoder, eos_token_id=ends, pad_token_id=0) == expected
+        for decoder in DECODERS:
+            assert ours(model, ids, 40, decoder=decoder, eos_token_id=ends, pad_token_id=0) == expected
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_without_an_end_token_there_are_exactly_as_many_tokens_as_asked(decoder: str) -> None:
-    model = tiny_model("llama", eos_token_id=[*range(VOCAB)])
-    assert len(ours(model, prompt(), 17, decoder=decoder, pad_token_id=0)) == 1
-    found = ours(model, prompt(), 17, decoder=decoder, eos_token_id=None, pad_token_id=0)
-    assert found == library(model, prompt(), 17, eos_token_id=None, pad_token_id=0)
-    assert len(found) == 17
+@each_architecture
+def test_without_an_end_token_there_are_exactly_as_many_tokens_as_asked(arch: str) -> None:
+    model = tiny_model(arch, eos_token_id=[*range(VOCAB)])
+    expected = library(model, prompt(), 17, eos_token_id=None, pad_token_id=0)
+    assert len(expected) == 17
+    for decoder in DECODERS:
+        assert len(ours(model, prompt(), 17, decoder=decoder, pad_token_id=0)) == 1
+        assert ours(model, prompt(), 17, decoder=decoder, eos_token_id=None, pad_token_id=0) == expected
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
+@each_architecture
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_a_budget_that_is_no_multiple_of_the_block_size_is_kept(decoder: str, block_size: int) -> None:
+def test_a_budget_that_is_no_multiple_of_the_block_size_is_kept(arch: str, block_size: int) -> None:
     for budget in {1, block_size - 1, block_size, block_size + 1, 2 * block_size + 1} - {0}:
-        found = ours(shared_model("qwen3"), prompt(), budget, decoder=decoder, block_size=block_size)
-        assert found == reference("qwen3")[:budget]
+        for decoder in DECODERS:
+            found = ours(shared_model(arch), prompt(), budget, decoder=decoder, block_size=block_size)
+            assert found == reference(arch)[:budget]
 
 
-@pytest.mark.parametrize("decoder", PARALLEL)
+@each_architecture
 @pytest.mark.parametrize("draft_init", ["prompt", "vocabulary", "last", "pool"])
-def test_the_draft_seed_and_fill_do_not_leak_into_the_text(decoder: str, draft_init: str) -> None:
-    settings = {"decoder": decoder, "draft_init": draft_init, "block_size": 8, "vocabulary": range(VOCAB)}
+def test_the_draft_seed_and_fill_do_not_leak_into_the_text(arch: str, draft_init: str) -> None:
+    settings = {"draft_init": draft_init, "block_size": 8, "vocabulary": range(VOCAB)}
     for seed in range(5):
-        assert ours(shared_model("gpt2"), prompt(), 40, draft_seed=seed, **settings) == reference("gpt2")
+        decoder = PARALLEL[seed % len(PARALLEL)]
+        found = ours(shared_model(arch), prompt(), 40, decoder=decoder, draft_seed=seed, **settings)
+        assert found == reference(arch)
 
 
 def _left_padded(prompts: list[list[int]], pad: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
