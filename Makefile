@@ -24,7 +24,7 @@ quickstart: $(STAMP) ## Train the built-in tiny model to decode in parallel and 
 	$(BIN)/jforce quickstart $(ARGS)
 
 test: $(STAMP) ## Run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile $(ARGS)
 
 test-slow: $(STAMP) ## Run the tests that are too slow for every day
 	$(BIN)/python -m pytest -m slow $(ARGS)
