@@ -154,3 +154,23 @@ def test_the_library_finds_the_adapter_by_itself(tmp_path: Path) -> None:
     assert out.stats.rows[0].sweeps[0].slots == 11 + 9
     assert out.stats.rows[0].sweeps[1].slots == 7 + 8
     assert model.generate(ids, do_sample=False, max_new_tokens=20)[0, 11:].tolist() == reference("llama")[:20]
+
+
+@each_architecture
+def test_sampled_text_is_the_bases_own_too(arch: str) -> None:
+    sampling = {"do_sample": True, "temperature": 0.8, "top_k": 20, "max_new_tokens": 16, "pad_token_id": 0}
+    ids = torch.tensor([prompt()])
+    for seed in range(3):
+        expected = generate(shared_model(arch), ids, decode=DecodeConfig("ar", sample_seed=seed), **sampling)
+        for decoder in ("window", "recycle", "multiblock"):
+            decode = DecodeConfig(decoder, 6, sample_seed=seed)
+            assert torch.equal(generate(shared_adapted(arch), ids, decode=decode, **sampling), expected)
+
+
+def test_penalties_and_stop_criteria_hold_for_the_bases_text() -> None:
+    ids = torch.tensor([prompt()])
+    options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "max_new_tokens": 30, "do_sample": False}
+    expected = shared_model("llama").generate(ids, **options)
+    for decoder in DECODERS:
+        found = generate(shared_adapted("llama"), ids, decode=DecodeConfig(decoder, 6), **options)
+        assert torch.equal(found, expected)
