@@ -27,27 +27,39 @@ class Plain:
 
 
 def reference_losses(
-    model: PreTrainedModel, samples: list[Plain], mask: str, window_size: int = 1
+    model: PreTrainedModel,
+    samples: list[Plain],
+    mask: str,
+    window_size: int = 1,
+    positions: str = "all",
+    reduction: str = "block",
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Consistency loss, a mean over blocks, and AR loss, a mean over response tokens."""
+    """Consistency loss, a mean over blocks or tokens, and AR loss, a mean over response tokens."""
     divergences: list[Tensor] = []
     entropies: list[Tensor] = []
     for sample in samples:
         for index, clean in enumerate(sample.clean):
-            noisy_from = {
-                "clean_context": index,
-                "noise_conditioned": 0,
-                "noise_conditioned_window": index // window_size * window_size,
+            window = index // window_size * window_size
+            before = {
+                "clean_context": sample.clean[:index],
+                "noise_conditioned": sample.noisy[:index],
+                "noise_conditioned_window": sample.clean[:window] + sample.noisy[window:index],
+                "intra_window_clean": sample.noisy[:window] + sample.clean[window:index],
             }[mask]
-            before = sample.clean[:noisy_from] + sample.noisy[noisy_from:index]
             student = _logits(model, sample.prompt + _joined(before) + sample.noisy[index])[-len(clean) :]
             with torch.no_grad():
                 teacher = _logits(model, sample.prompt + _joined(sample.clean[: index + 1]))[-len(clean) :]
             is_last = index == len(sample.clean) - 1
             slots = len(clean) - 1 if is_last and sample.finished else len(clean)
-            if slots:
-                of_slots = kl_divergence(Categorical(logits=teacher[:slots]), Categorical(logits=student[:slots]))
-                divergences.append(of_slots.sum())
+            first = 0
+            if positions == "from_mismatch":
+                wrong = [slot for slot, (a, b) in enumerate(zip(sample.noisy[index], clean, strict=True)) if a != b]
+                first = wrong[0] if wrong else slots
+            if first < slots:
+                pair = [Categorical(logits=side[first:slots] / temperature) for side in (teacher, student)]
+                of_slots = temperature**2 * kl_divergence(*pair)
+                divergences += [of_slots.sum()] if reduction == "block" else list(of_slots)
         text = sample.prompt + _joined(sample.clean)
         logits = _logits(model, text)
         for position in range(len(sample.prompt), len(text)):

@@ -39,18 +39,18 @@ def plain(trajectory: Trajectory) -> Plain:
     return Plain(trajectory.prompt_ids, noisy, clean, trajectory.finished)
 
 
-def batch(max_length: int = 64) -> dict[str, torch.Tensor]:
+def batch(max_length: int = 64, **options: str) -> dict[str, torch.Tensor]:
     rows = PackedRows(TRAJECTORIES, max_length=max_length, window_size=WINDOW)
     assert 1 < len(rows) < len(TRAJECTORIES), "several samples in a row, several rows, some padding"
-    return Collator()([rows[index] for index in range(len(rows))])
+    return Collator(None, **options)([rows[index] for index in range(len(rows))])
 
 
-def packed(model, inputs, mask="noise_conditioned", chunk_size=7):
+def packed(model, inputs, mask="noise_conditioned", chunk_size=7, temperature=1.0):
     backbone, tags = Backbone(model), Tags.of(inputs["tags"])
     items = LossItems(**{name: inputs[name] for name in LossItems._fields})
     additive = backbone.attention_mask(visible(tags, tags, mask), tags.position, tags.position)
     hidden = backbone.hidden(inputs["input_ids"], tags.position, additive)
-    values = position_losses(backbone, hidden, items, chunk_size)
+    values = position_losses(backbone, hidden, items, chunk_size, temperature)
     return reduce_losses(*values, blocks=items.blocks, targets=items.targets, ar_weight=AR_WEIGHT)
 
 
@@ -80,6 +80,41 @@ def test_packed_losses_and_gradients_equal_those_computed_block_by_block(arch, m
     torch.testing.assert_close(losses.ar, ar, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(losses.total, consistency + AR_WEIGHT * ar, rtol=1e-5, atol=1e-5)
     assert_same_gradients(gradients(model, losses.total), expected, 1e-5)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+@pytest.mark.parametrize("positions", ["all", "from_mismatch"])
+@pytest.mark.parametrize("reduction", ["block", "token"])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_each_option_of_the_loss_equals_the_reference(arch, positions, reduction, temperature):
+    model, options = shared_model(arch), {"positions": positions, "reduction": reduction}
+    plains = [plain(trajectory) for trajectory in TRAJECTORIES]
+    consistency, ar = reference_losses(model, plains, "noise_conditioned", WINDOW, temperature=temperature, **options)
+    expected = gradients(model, consistency + AR_WEIGHT * ar)
+    losses = packed(model, batch(**options), temperature=temperature)
+    torch.testing.assert_close(losses.consistency, consistency, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(gradients(model, losses.total), expected, 1e-5)
+
+
+def test_each_option_of_the_loss_makes_a_difference():
+    model = shared_model("llama")
+    values = [
+        packed(model, batch(positions=positions, reduction=reduction), temperature=temperature).consistency.item()
+        for positions in ("all", "from_mismatch")
+        for reduction in ("block", "token")
+        for temperature in (1.0, 2.5)
+    ]
+    assert len({round(value, 4) for value in values}) == len(values)
+
+
+def test_a_block_without_a_wrong_token_teaches_nothing_from_its_first_mismatch_on():
+    tags = Tags.of(layout(1, 4, 2, False)[0][None])
+    # P | k0: 5 6  c0: 5 6 | k1: 7 9  c1: 7 8
+    items = loss_items(torch.tensor([[1, 5, 6, 5, 6, 7, 9, 7, 8]]), tags, "from_mismatch")
+    assert items.has_student.tolist() == [False, False, False, False, True]
+    assert items.student[-1] == 6
+    assert (int(items.blocks), int(items.targets)) == (1, 4)
+    assert int(loss_items(torch.tensor([[1, 5, 6, 5, 6, 7, 9, 7, 8]]), tags, reduction="token").blocks) == 4
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])

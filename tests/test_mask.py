@@ -45,6 +45,16 @@ WINDOWS = """
     1 . 1 . 1 1 .
     1 . 1 . 1 . 1
 """
+# The same, the other way about
+INTRA_WINDOW_CLEAN = """
+    1 . . . . . .
+    1 1 . . . . .
+    1 . 1 . . . .
+    1 . 1 1 . . .
+    1 . 1 . 1 . .
+    1 1 . 1 . 1 .
+    1 . 1 . 1 . 1
+"""
 # Two samples and two padding tokens: P k0a k0b c0a c0b k1a c1a | P P k0a c0a | - -
 TWO_SAMPLES = """
     1 . . . . . . . . . . . .
@@ -76,10 +86,13 @@ def test_mask_equals_the_drawing(mask, drawing):
     assert torch.equal(visible(tags, tags, mask), literal(drawing))
 
 
-def test_windowed_mask_equals_the_drawing():
+@pytest.mark.parametrize(
+    ("mask", "drawing"), [("noise_conditioned_window", WINDOWS), ("intra_window_clean", INTRA_WINDOW_CLEAN)]
+)
+def test_windowed_mask_equals_the_drawing(mask, drawing):
     tags = Tags.of(layout(1, 3, 1, True)[0])
     tags = tags._replace(window=torch.where(tags.block >= 0, tags.block // 2, -1))
-    assert torch.equal(visible(tags, tags, "noise_conditioned_window"), literal(WINDOWS))
+    assert torch.equal(visible(tags, tags, mask), literal(drawing))
 
 
 def test_samples_of_a_row_and_padding_do_not_see_each_other():
@@ -106,7 +119,9 @@ def test_every_token_sees_itself_so_that_no_softmax_is_empty(mask):
 
 def test_unknown_mask_is_refused_with_the_known_ones():
     tags = Tags.of(layout(1, 1, 1, True)[0])
-    with pytest.raises(ConfigError, match=r"'causal'.*noise_conditioned, noise_conditioned_window, clean_context"):
+    with pytest.raises(
+        ConfigError, match=r"'causal'.*noise_conditioned, noise_conditioned_window, intra_window_clean, clean"
+    ):
         visible(tags, tags, "causal")
 
 

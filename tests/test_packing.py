@@ -148,8 +148,34 @@ def test_block_sizes_do_not_mix():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"window_size": 0}, {"max_length": 0}, {"schedule": "reverse"}, {"schedule_phase": "late"}, {"misfits": "drop"}],
+    [
+        {"window_size": 0},
+        {"max_length": 0},
+        {"schedule": "linear"},
+        {"t_min": 0.9, "t_max": 0.1},
+        {"schedule_phase": "late"},
+        {"misfits": "drop"},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError):
         PackedRows([random_trajectory(0, 3, 8, 4)], **{"max_length": 64, "window_size": 2, **wrong})
+
+
+def test_each_schedule_takes_the_states_it_asks_for():
+    trajectory = random_trajectory(3, 2, 16, 4)
+
+    def ratios(**options):
+        rows = PackedRows([trajectory], max_length=64, window_size=4, **options)
+        return rows[0]["noise_ratios"].tolist()
+
+    assert ratios() == [0, 0.25, 0.5, 0.75]
+    assert ratios(schedule="reverse") == [0.75, 0.5, 0.25, 0]
+    assert ratios(t_min=0.75, t_max=0.75) == [0.75] * 4
+    rows = PackedRows([trajectory], max_length=64, window_size=4, schedule="random", seed=1)
+    drawn = []
+    for epoch in range(6):
+        rows.set_epoch(epoch)
+        drawn.append(tuple(rows[0]["noise_ratios"].tolist()))
+        assert drawn[-1] == tuple(rows[0]["noise_ratios"].tolist())
+    assert len(set(drawn)) > 3

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from jacobi_forcing.errors import ConfigError
-from jacobi_forcing.schedule import by_name, draw_phase, nearest_state, noise_ratios, progressive
+from jacobi_forcing.schedule import draw_phase, nearest_state, noise_ratios, progressive, targets
 
 
 def test_progressive_targets_are_those_of_equation_7():
@@ -53,6 +55,33 @@ def test_random_phases_cover_the_whole_cycle():
     assert {draw_phase(3, 0, sample, 8) for sample in range(200)} == set(range(8))
 
 
+def test_reverse_runs_the_cycle_backwards():
+    assert targets("reverse", 9, 4) == [0.75, 0.5, 0.25, 0, 0.75, 0.5, 0.25, 0, 0.75]
+    assert targets("reverse", 3, 4, phase=2) == [0.25, 0, 0.75]
+    assert targets("progressive", 5, 4) == [0, 0.25, 0.5, 0.75, 0]
+
+
+def test_random_draws_every_ratio_of_a_cycle_alike_and_from_the_seed_alone():
+    drawn = targets("random", 4000, 4, seed="a")
+    assert drawn == targets("random", 4000, 4, seed="a") != targets("random", 4000, 4, seed="b")
+    shares = {ratio: drawn.count(ratio) / 4000 for ratio in (0, 0.25, 0.5, 0.75)}
+    assert sum(shares.values()) == 1
+    assert all(abs(share - 0.25) < 0.03 for share in shares.values())
+    # Blocks next to one another have nothing to do with each other.
+    assert len(set(itertools.pairwise(drawn))) == 16
+
+
+def test_ratios_are_stretched_between_their_ends():
+    assert targets("progressive", 4, 4, t_min=0.5, t_max=1.0) == [0.5, 0.625, 0.75, 0.875]
+    assert targets("reverse", 2, 2, t_min=0.2, t_max=0.2) == [0.2, 0.2]
+
+
+@pytest.mark.parametrize(("t_min", "t_max"), [(0.6, 0.5), (-0.1, 1.0), (0.0, 1.1)])
+def test_ends_that_are_no_shares_are_refused(t_min, t_max):
+    with pytest.raises(ConfigError, match="0 <= t_min <= t_max <= 1"):
+        targets("progressive", 4, 4, t_min=t_min, t_max=t_max)
+
+
 def test_unknown_schedule_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'linear'.*progressive"):
-        by_name("linear")
+    with pytest.raises(ConfigError, match=r"'linear'.*progressive, random, reverse"):
+        targets("linear", 4, 4)

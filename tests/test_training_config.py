@@ -13,7 +13,7 @@ from jacobi_forcing.training import JacobiForcingConfig
         {"block_size": 0},
         {"ar_weight": -1.0},
         {"logits_chunk_size": 0},
-        {"schedule": "reverse"},
+        {"schedule": "linear"},
         {"schedule_phase": "late"},
         {"mask": "causal"},
         {"misfits": "drop"},
@@ -39,6 +39,11 @@ def test_settings_of_a_round_all_reach_the_trainer(tmp_path):
         ar_weight=10.0,
         schedule_phase="random",
         mask="clean_context",
+        t_min=0.1,
+        t_max=0.9,
+        loss_positions="from_mismatch",
+        loss_reduction="token",
+        temperature=2.0,
         lr_scheduler="constant",
         warmup_ratio=0.25,
         save_steps=35,
@@ -54,6 +59,8 @@ def test_settings_of_a_round_all_reach_the_trainer(tmp_path):
         "clean_context",
         "progressive",
     )
+    assert (args.t_min, args.t_max, args.temperature) == (0.1, 0.9, 2.0)
+    assert (args.loss_positions, args.loss_reduction) == ("from_mismatch", "token")
     assert (args.misfits, args.activation_checkpointing) == ("skip", True)
     assert (args.lr_scheduler_type, args.get_warmup_steps(100), args.save_steps, args.seed) == ("constant", 25, 35, 3)
 

@@ -10,9 +10,11 @@ from jacobi_forcing.schema import Config, option
 Decoder = Literal["ar", "jacobi", "window", "recycle", "multiblock"]
 DraftInit = Literal["prompt", "vocabulary", "last", "pool"]
 FirstState = Literal["prompt", "vocabulary"]
-Schedule = Literal["progressive"]
+Schedule = Literal["progressive", "random", "reverse"]
+LossPositions = Literal["all", "from_mismatch"]
+LossReduction = Literal["block", "token"]
 SchedulePhase = Literal["fixed", "random"]
-Mask = Literal["noise_conditioned", "noise_conditioned_window", "clean_context"]
+Mask = Literal["noise_conditioned", "noise_conditioned_window", "intra_window_clean", "clean_context"]
 Template = Literal["auto", "chat", "raw"]
 Task = Literal["none", "word_problems", "gsm8k"]
 Optimizer = Literal["adamw", "muon"]
@@ -106,13 +108,27 @@ class RoundConfig(Config):
     gradient_accumulation_steps: int = option(1, help="batches per optimiser step", at_least=1)
     max_length: int = option(2048, help="longest packed row, tokens (noisy and clean counted)", at_least=8)
     ar_weight: float = option(1.0, help="w of Eq. 9, weight of the AR loss", at_least=0)
-    schedule: Schedule = option("progressive", help="noise ratio over blocks (Eq. 7)")
+    schedule: Schedule = option(
+        "progressive",
+        help="noise ratio over blocks: progressive climbs (Eq. 7), reverse falls, random is drawn (Table 4)",
+    )
+    t_min: float = option(0.0, help="noise ratio at the clean end of the schedule", at_least=0, at_most=1)
+    t_max: float = option(1.0, help="noise ratio that its noisy end comes up to", at_least=0, at_most=1)
     schedule_phase: SchedulePhase = option("fixed", help="where a response starts the cycle: fixed (at 0) or random")
     mask: Mask = option(
         "noise_conditioned",
         help="noisy blocks see noisy blocks (noise_conditioned, Fig. 2b), those of their window "
-        "(noise_conditioned_window), or clean ones (clean_context, the CLLM baseline)",
+        "(noise_conditioned_window), all but those (intra_window_clean, NC-IC of Table 5), or clean ones "
+        "(clean_context, the CLLM baseline)",
     )
+    loss_positions: LossPositions = option(
+        "all",
+        help="slots of a block in the consistency loss: all, or those from its first wrong token on (from_mismatch)",
+    )
+    loss_reduction: LossReduction = option(
+        "block", help="the consistency loss is a mean per block (Eq. 8) or per token"
+    )
+    temperature: float = option(1.0, help="T at which teacher and student are compared", above=0)
     optimizer: Optimizer = option("adamw", help="adamw (the paper), or muon for the layers' matrices")
     lr_scheduler: str = option("cosine", help="learning-rate schedule of transformers")
     warmup_ratio: float = option(0.03, help="share of the steps that warms up", at_least=0)

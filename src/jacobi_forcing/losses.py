@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from jacobi_forcing.backbone import Backbone
+from jacobi_forcing.config import LossPositions, LossReduction
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.tags import Kind, Tags
 
@@ -29,7 +30,7 @@ class LossItems(NamedTuple):
         student: The slot of the noisy twin; the query's own where it has none [M].
         target: Id of the response token that follows, or NO_TARGET [M].
         has_student: Whether the position counts in the consistency loss [M].
-        blocks: Number of blocks with such a position [].
+        blocks: Number of blocks with such a position, or of such positions where the loss is a mean over tokens [].
         targets: Number of positions that count in the AR loss [].
     """
 
@@ -49,7 +50,9 @@ class Losses(NamedTuple):
     ar: Tensor
 
 
-def loss_items(ids: Tensor, tags: Tags) -> LossItems:
+def loss_items(
+    ids: Tensor, tags: Tags, positions: LossPositions = "all", reduction: LossReduction = "block"
+) -> LossItems:
     """Find the loss positions, from the tags alone.
 
     Where a finished response ends there is nothing to predict, so that slot is in neither loss. The last slot of any
@@ -59,6 +62,9 @@ def loss_items(ids: Tensor, tags: Tags) -> LossItems:
     Args:
         ids: Token ids [R, L].
         tags: Their tags, each [R, L].
+        positions: Which slots of a noisy block count in the consistency loss: all, or those from its first wrong token
+            on (as in the authors' release); then a block without one teaches nothing.
+        reduction: What the consistency loss is averaged over: blocks (Eq. 8) or tokens.
 
     Returns:
         The positions, in the order of the rows.
@@ -72,6 +78,8 @@ def loss_items(ids: Tensor, tags: Tags) -> LossItems:
     query = ((kind == Kind.CLEAN) | (kind == Kind.PROMPT)).nonzero().flatten()
     twin = _find(key, noisy, key[query])
     following = _find(key, clean, key[query] + 1)
+    if positions == "from_mismatch":
+        twin = torch.where(_has_gone_wrong(flat_ids, tags, query, twin), twin, -1)
     has_student = (twin >= 0) & (ends[query] == 0)
     has_target = following >= 0
     kept = has_student | has_target
@@ -80,9 +88,26 @@ def loss_items(ids: Tensor, tags: Tags) -> LossItems:
         student=torch.where(has_student, twin, query)[kept],
         target=torch.where(has_target, flat_ids[following], NO_TARGET)[kept],
         has_student=has_student[kept],
-        blocks=((kind == Kind.NOISY) & (tags.offset.flatten() == 0) & (ends == 0)).sum(),
+        blocks=has_student.sum() if reduction == "token" else _blocks(tags, rows, query[has_student]),
         targets=has_target.sum(),
     )
+
+
+def _blocks(tags: Tags, rows: Tensor, slots: Tensor) -> Tensor:
+    """How many different blocks some slots lie in []."""
+    columns = (rows.expand_as(tags.sample), tags.sample, tags.block)
+    different = torch.stack([column.flatten()[slots] for column in columns]).unique(dim=1)
+    return torch.tensor(different.shape[1], device=slots.device)
+
+
+def _has_gone_wrong(ids: Tensor, tags: Tags, query: Tensor, twin: Tensor) -> Tensor:
+    """Whether the noisy block of each query's twin has a wrong token up to there."""
+    # Clean tokens of a block lie side by side and in order, so wrong ones can be counted along them.
+    wrong = ((twin >= 0) & (ids[twin] != ids[query])).long().cumsum(0)
+    offset = tags.offset.flatten()[query].clamp(min=0)
+    place = torch.arange(len(query), device=query.device)
+    before = place - offset - 1
+    return wrong - torch.where(before >= 0, wrong[before.clamp(min=0)], 0) > 0
 
 
 def _find(key: Tensor, slots: Tensor, wanted: Tensor) -> Tensor:
@@ -95,7 +120,7 @@ def _find(key: Tensor, slots: Tensor, wanted: Tensor) -> Tensor:
 
 
 def position_losses(
-    backbone: Backbone, hidden: Tensor, items: LossItems, chunk_size: int = 512
+    backbone: Backbone, hidden: Tensor, items: LossItems, chunk_size: int = 512, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """What each loss position adds to the two losses.
 
@@ -104,22 +129,26 @@ def position_losses(
         hidden: Final hidden states [R, L, H] of the packed rows.
         items: From `loss_items`.
         chunk_size: Positions whose logits exist at the same time; 2 * chunk_size * V values.
+        temperature: T. Teacher and student are compared at logits / T, and the result is multiplied by T squared, so
+            that gradients keep their size (Hinton et al. 2015); the paper's is 1.
 
     Returns:
         KL(teacher || student) and the cross-entropy of the next token, each [M], float32, 0 where a position does not
         count.
 
     Raises:
-        ConfigError: The chunk size is below 1.
+        ConfigError: The chunk size is below 1, or the temperature not above 0.
     """
+    if temperature <= 0:
+        raise ConfigError("The temperature of the loss is too small", seen=temperature, expected="more than 0")
     if chunk_size < 1:
         raise ConfigError("The chunk of logits is too small", seen=chunk_size, expected="at least 1 position")
 
     def of_chunk(teacher: Tensor, student: Tensor, target: Tensor, has_student: Tensor) -> tuple[Tensor, Tensor]:
         clean = backbone.logits(teacher).float()
-        noisy = backbone.logits(student).float().log_softmax(dim=-1)
-        goal = clean.detach().log_softmax(dim=-1)
-        divergence = (goal.exp() * (goal - noisy)).sum(dim=-1)
+        noisy = (backbone.logits(student).float() / temperature).log_softmax(dim=-1)
+        goal = (clean.detach() / temperature).log_softmax(dim=-1)
+        divergence = temperature**2 * (goal.exp() * (goal - noisy)).sum(dim=-1)
         return divergence * has_student, cross_entropy(clean, target, ignore_index=NO_TARGET, reduction="none")
 
     flat = hidden.flatten(0, 1)
@@ -143,14 +172,14 @@ def reduce_losses(
 ) -> Losses:
     """The one place where values of positions become a loss.
 
-    KL is summed over the positions of a block and averaged over blocks (Eq. 8), cross-entropy is averaged over target
-    tokens. The counts may be those of a larger batch that these positions are a part of: losses of the parts then add
-    up to the loss of the whole, and so do their gradients.
+    KL is summed over positions and divided by the number of blocks (Eq. 8) or of positions, cross-entropy is averaged
+    over target tokens. The counts may be those of a larger batch that these positions are a part of: losses of the
+    parts then add up to the loss of the whole, and so do their gradients.
 
     Args:
         divergence: From `position_losses` [M].
         entropy: From `position_losses` [M].
-        blocks: Blocks to average over.
+        blocks: Blocks, or positions, to average over.
         targets: Target tokens to average over.
         ar_weight: w of Eq. 9.
     """

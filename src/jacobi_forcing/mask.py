@@ -16,7 +16,8 @@ Prompt of 2 tokens, block size 2, two blocks; k is noisy, c is clean:
     c1b   1 1 . . 1 1 . . 1 1                 c1b   1 1 . . 1 1 . . 1 1
 
 noise_conditioned_window lies between the two: a noisy block sees the noisy blocks of its own window, and clean blocks
-before it. That is what decoding shows: what was committed is clean, what is in flight is noisy.
+before it. That is what decoding shows: what was committed is clean, what is in flight is noisy. intra_window_clean
+(NC-IC, Table 5) is the other way about: clean blocks of its own window, and noisy ones of earlier windows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.tags import Kind, Tags
 
-KINDS = ("noise_conditioned", "noise_conditioned_window", "clean_context")
+KINDS = ("noise_conditioned", "noise_conditioned_window", "intra_window_clean", "clean_context")
 
 
 def visible(queries: Tags, keys: Tags, mask: str) -> Tensor:
@@ -55,11 +56,16 @@ def visible(queries: Tags, keys: Tags, mask: str) -> Tensor:
     q_kind, k_kind = queries.kind[..., :, None], keys.kind[..., None, :]
     stream = q_kind == k_kind
     if mask != "noise_conditioned":
-        # A noisy token sees noise as far back as its own block, or window, begins, and clean tokens before that.
-        near = "block" if mask == "clean_context" else "window"
-        recent = getattr(queries, near)[..., :, None] == getattr(keys, near)[..., None, :]
+        # Where a noisy token sees noise; elsewhere it sees clean tokens.
+        window = queries.window[..., :, None] == keys.window[..., None, :]
+        if mask == "noise_conditioned_window":
+            noise = window
+        else:
+            noise = queries.block[..., :, None] == keys.block[..., None, :]
+            if mask == "intra_window_clean":
+                noise |= ~window
         noisy = q_kind == Kind.NOISY
-        stream = (stream & (~noisy | recent)) | (noisy & (k_kind == Kind.CLEAN) & ~recent)
+        stream = (stream & (~noisy | noise)) | (noisy & (k_kind == Kind.CLEAN) & ~noise)
     seen = stream | (k_kind == Kind.PROMPT)
     # A noisy token shares its position with its twin, so "not later in the text" holds in every stream alike.
     seen &= keys.position[..., None, :] <= queries.position[..., :, None]

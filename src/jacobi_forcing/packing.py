@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from jacobi_forcing.config import Misfits, SchedulePhase
 from jacobi_forcing.errors import ConfigError, DataError
-from jacobi_forcing.schedule import by_name, draw_phase, nearest_state, noise_ratios
+from jacobi_forcing.schedule import draw_phase, nearest_state, noise_ratios, targets
 from jacobi_forcing.tags import Tags, layout
 from jacobi_forcing.trajectories.store import Trajectory
 
@@ -87,10 +87,12 @@ class PackedRows(Dataset[dict[str, Tensor]]):
         trajectories: All of one block size.
         max_length: Longest row, tokens, noisy and clean ones counted.
         window_size: w of Eq. 7, blocks.
-        schedule: Name of the noise schedule.
+        schedule: Name of the noise schedule, see `schedule.targets`.
+        t_min: Noise ratio at the clean end of the schedule.
+        t_max: Noise ratio that its noisy end comes up to.
         schedule_phase: "fixed" starts every response at the schedule's begin, as the paper does; "random" draws where
             it starts for every sample and epoch.
-        seed: For the random phase.
+        seed: For the random phase and the random schedule.
         misfits: What to do about a sample that does not fit: "error" or "skip".
 
     Raises:
@@ -105,6 +107,8 @@ class PackedRows(Dataset[dict[str, Tensor]]):
         max_length: int,
         window_size: int,
         schedule: str = "progressive",
+        t_min: float = 0.0,
+        t_max: float = 1.0,
         schedule_phase: SchedulePhase = "fixed",
         seed: int = 0,
         misfits: Misfits = "error",
@@ -117,7 +121,8 @@ class PackedRows(Dataset[dict[str, Tensor]]):
             raise ConfigError("An option is unknown", seen=seen, expected="fixed or random, error or skip")
         self.max_length, self.window_size, self.seed = max_length, window_size, seed
         self.schedule_phase: SchedulePhase = schedule_phase
-        self._target = by_name(schedule)
+        self.schedule, self.t_min, self.t_max = schedule, t_min, t_max
+        targets(schedule, 0, window_size, t_min=t_min, t_max=t_max)  # a wrong one is better known at once
         self.block_size = 0
         self.counts = PackingCounts()
         self._samples = self._read(trajectories, misfits)
@@ -158,10 +163,8 @@ class PackedRows(Dataset[dict[str, Tensor]]):
         for place, member in enumerate(self._rows[index]):
             sample = self._samples[member]
             phase = self._phase(sample.number)
-            picks = [
-                nearest_state(of_block, self._target(block, self.window_size, phase))
-                for block, of_block in enumerate(sample.ratios)
-            ]
+            wanted = self._targets(sample, phase)
+            picks = [nearest_state(of_block, ratio) for of_block, ratio in zip(sample.ratios, wanted, strict=True)]
             noisy = [states[pick] for states, pick in zip(sample.states, picks, strict=True)]
             table, source = layout(len(sample.prompt), len(sample.response), self.block_size, sample.ends)
             ids.append(torch.cat([sample.prompt, *noisy, sample.response])[source])
@@ -174,6 +177,17 @@ class PackedRows(Dataset[dict[str, Tensor]]):
             "tags": torch.cat(tables, dim=-1),
             "noise_ratios": torch.tensor(ratios),
         }
+
+    def _targets(self, sample: _Sample, phase: int) -> list[float]:
+        return targets(
+            self.schedule,
+            len(sample.ratios),
+            self.window_size,
+            phase=phase,
+            t_min=self.t_min,
+            t_max=self.t_max,
+            seed=f"{self.seed}/{int(self._epoch)}/{sample.number}/ratios",
+        )
 
     def _phase(self, sample: int) -> int:
         if self.schedule_phase == "fixed":

@@ -25,19 +25,45 @@ def progressive(block: int, window_size: int, phase: int = 0) -> float:
     return ((block + phase) % window_size) / window_size
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], float]] = {"progressive": progressive}
-"""Name -> (block, window size, phase) -> noise ratio."""
+def reverse(block: int, window_size: int, phase: int = 0) -> float:
+    """The cycle of `progressive` run backwards: from (w - 1)/w down to 0 (Table 4)."""
+    return (window_size - 1 - (block + phase) % window_size) / window_size
 
 
-def by_name(name: str) -> Callable[[int, int, int], float]:
-    """The schedule of that name.
+NAMES = ("progressive", "random", "reverse")
+"""The schedules of the paper's Table 4."""
+
+
+def targets(
+    name: str, blocks: int, window_size: int, *, phase: int = 0, t_min: float = 0.0, t_max: float = 1.0, seed: str = ""
+) -> list[float]:
+    """The noise ratio asked of each block of one response.
+
+    Args:
+        name: One of `NAMES`. `random` draws each block's ratio from those of a cycle, with equal chances.
+        blocks: Number of blocks.
+        window_size: w, blocks per cycle.
+        phase: Where in the cycle the response starts, blocks; `random` knows no cycle.
+        t_min: Ratio that a cycle's 0 stands for.
+        t_max: Ratio that a cycle's 1, which it never reaches, would stand for.
+        seed: What `random` draws depend on, and on nothing else.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such schedule, or the ratios are no shares in ascending order.
     """
-    if name not in SCHEDULES:
-        raise ConfigError("Unknown schedule", seen=repr(name), expected="one of " + ", ".join(SCHEDULES))
-    return SCHEDULES[name]
+    if name not in NAMES:
+        raise ConfigError("Unknown schedule", seen=repr(name), expected="one of " + ", ".join(NAMES))
+    if not 0 <= t_min <= t_max <= 1:
+        raise ConfigError(
+            "Noise ratios are out of order", seen=f"t_min {t_min}, t_max {t_max}", expected="0 <= t_min <= t_max <= 1"
+        )
+    if name == "random":
+        generator = random.Random(seed)
+        ratios = [generator.randrange(window_size) / window_size for _ in range(blocks)]
+    else:
+        cycle: Callable[[int, int, int], float] = progressive if name == "progressive" else reverse
+        ratios = [cycle(block, window_size, phase) for block in range(blocks)]
+    return [t_min + (t_max - t_min) * ratio for ratio in ratios]
 
 
 def draw_phase(seed: int, epoch: int, sample: int, window_size: int) -> int:

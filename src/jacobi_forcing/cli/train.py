@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,8 +45,13 @@ def train(
     max_length: Annotated[int, options.option(RoundConfig, "max_length")] = RoundConfig.max_length,
     ar_weight: Annotated[float, options.option(RoundConfig, "ar_weight")] = RoundConfig.ar_weight,
     schedule: Annotated[str, options.option(RoundConfig, "schedule")] = RoundConfig.schedule,
+    t_min: Annotated[float, options.option(RoundConfig, "t_min")] = RoundConfig.t_min,
+    t_max: Annotated[float, options.option(RoundConfig, "t_max")] = RoundConfig.t_max,
     schedule_phase: Annotated[str, options.option(RoundConfig, "schedule_phase")] = RoundConfig.schedule_phase,
     mask: Annotated[str, options.option(RoundConfig, "mask")] = RoundConfig.mask,
+    loss_positions: Annotated[str, options.option(RoundConfig, "loss_positions")] = RoundConfig.loss_positions,
+    loss_reduction: Annotated[str, options.option(RoundConfig, "loss_reduction")] = RoundConfig.loss_reduction,
+    temperature: Annotated[float, options.option(RoundConfig, "temperature")] = RoundConfig.temperature,
     optimizer: Annotated[str, options.option(RoundConfig, "optimizer")] = RoundConfig.optimizer,
     lr_scheduler: Annotated[str, options.option(RoundConfig, "lr_scheduler")] = RoundConfig.lr_scheduler,
     warmup_ratio: Annotated[float, options.option(RoundConfig, "warmup_ratio")] = RoundConfig.warmup_ratio,
@@ -63,32 +68,34 @@ def train(
 
     With --mode adapter the weights stay as they are, and what is trained is a gated adapter.
     """
-    given = {**locals(), "learning_rate": learning_rate or _RATES.get(mode, RoundConfig.learning_rate)}
+    given = dict(locals())
+    result = _perform(given)
+    print_result(result["model"], result, json=json)
 
+
+def _perform(given: dict[str, Any]) -> dict[str, Any]:
     from jacobi_forcing.cli.bars import Bars
     from jacobi_forcing.recipe.run import adapter_trainer, alone, refuse_foreign, trainer
     from jacobi_forcing.recipe.settings import check_mode
     from jacobi_forcing.recipe.stages import Stage, model_inputs, perform, refuse_other_settings, train_inputs
     from jacobi_forcing.trajectories.store import TrajectoryReader
 
+    trajectories, output, mode, seed = (given[name] for name in ("trajectories", "output", "mode", "seed"))
     reader = TrajectoryReader(trajectories)
-    settings = options.settings(RoundConfig, given, block_size=reader.block_size)
-    loading = options.settings(ModelConfig, given, name=model)
+    rate = given["learning_rate"] or _RATES.get(mode, RoundConfig.learning_rate)
+    settings = options.settings(RoundConfig, given, block_size=reader.block_size, learning_rate=rate)
+    loading = options.settings(ModelConfig, given, name=given["model"])
     apart = options.settings(AdapterSettings, given)
     check_mode(mode, [settings], apart)
     shards = [entry["sha256"] for entry in reader.manifest["shards"]]
-    inputs = {"model": model_inputs(loading), "trajectories": shards, **train_inputs(settings, seed, dtype)}
+    inputs = {"model": model_inputs(loading), "trajectories": shards, **train_inputs(settings, seed, loading.dtype)}
+    work = functools.partial(trainer(), loading, trajectories, settings, output, seed=seed)
     if mode == "adapter":
         inputs["adapter"] = apart.to_dict()
+        work = functools.partial(adapter_trainer(), loading, trajectories, settings, apart, output, seed=seed)
     stage = Stage("train", "train", 1, inputs)
     with alone(output), Bars() as bars:
         refuse_foreign(output)
         refuse_other_settings(output, [stage], "use another --output")
-        work = functools.partial(trainer(), loading, trajectories, settings, output, seed=seed, reporter=bars)
-        if mode == "adapter":
-            work = functools.partial(
-                adapter_trainer(), loading, trajectories, settings, apart, output, seed=seed, reporter=bars
-            )
-        result = perform(output, stage, work, bars, seed=seed)
-    trained = str(output / "model")
-    print_result(trained, {**result, "model": trained, "block_size": reader.block_size}, json=json)
+        result = perform(output, stage, functools.partial(work, reporter=bars), bars, seed=seed)
+    return {**result, "model": str(output / "model"), "block_size": reader.block_size}

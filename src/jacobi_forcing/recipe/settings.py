@@ -134,7 +134,10 @@ def _check(recipe: RecipeConfig) -> None:
         )
 
 
-_FULL_ONLY = ("window_size", "ar_weight", "schedule", "schedule_phase", "mask", "gradient_checkpointing")
+_FULL_ONLY = (
+    *("window_size", "ar_weight", "schedule", "t_min", "t_max", "schedule_phase", "mask"),
+    *("loss_positions", "loss_reduction", "temperature", "gradient_checkpointing"),
+)
 
 
 def check_mode(mode: str, rounds: Sequence[RoundConfig], adapter: AdapterSettings) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from jacobi_forcing.config import LossPositions, LossReduction
 from jacobi_forcing.losses import loss_items
 from jacobi_forcing.tags import PADDING, Tags
 
@@ -21,10 +22,15 @@ class Collator:
 
     Args:
         tokenizer: Saved with the model by the library's trainer; not used otherwise.
+        positions: See `loss_items`.
+        reduction: See `loss_items`.
     """
 
-    def __init__(self, tokenizer: Any = None) -> None:
+    def __init__(
+        self, tokenizer: Any = None, positions: LossPositions = "all", reduction: LossReduction = "block"
+    ) -> None:
         self.tokenizer = tokenizer
+        self.positions, self.reduction = positions, reduction
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Make a batch.
@@ -44,5 +50,5 @@ class Collator:
             "input_ids": ids,
             "tags": tags,
             "noise_ratios": torch.cat([row["noise_ratios"] for row in rows]),
-            **loss_items(ids, Tags.of(tags))._asdict(),
+            **loss_items(ids, Tags.of(tags), self.positions, self.reduction)._asdict(),
         }

@@ -8,7 +8,16 @@ from typing import Any, Self
 
 from transformers import SchedulerType, TrainingArguments
 
-from jacobi_forcing.config import Mask, Misfits, Optimizer, RoundConfig, Schedule, SchedulePhase
+from jacobi_forcing.config import (
+    LossPositions,
+    LossReduction,
+    Mask,
+    Misfits,
+    Optimizer,
+    RoundConfig,
+    Schedule,
+    SchedulePhase,
+)
 from jacobi_forcing.errors import ConfigError
 
 _LEAST: dict[str, int] = {"block_size": 1, "window_size": 1, "max_length": 1, "logits_chunk_size": 1, "ar_weight": 0}
@@ -16,6 +25,8 @@ _CHOICES: dict[str, Any] = {
     "schedule": Schedule,
     "schedule_phase": SchedulePhase,
     "mask": Mask,
+    "loss_positions": LossPositions,
+    "loss_reduction": LossReduction,
     "optimizer": Optimizer,
     "misfits": Misfits,
 }
@@ -46,9 +57,16 @@ class JacobiForcingConfig(TrainingArguments):
     Attributes:
         block_size: n, tokens per block; must be that of the trajectories.
         window_size: w of Eq. 7, blocks per noise cycle.
-        schedule: Noise ratio over blocks.
+        schedule: Noise ratio over blocks: "progressive" (Eq. 7), "reverse" or "random" (Table 4).
+        t_min: Noise ratio at the clean end of the schedule.
+        t_max: Noise ratio that its noisy end comes up to.
         schedule_phase: "fixed" starts each response at ratio 0 (the paper); "random" anywhere, anew in every epoch.
-        mask: "noise_conditioned" (Fig. 2b) or "clean_context" (CLLM).
+        mask: "noise_conditioned" (Fig. 2b), "noise_conditioned_window", "intra_window_clean" (NC-IC, Table 5) or
+            "clean_context" (CLLM).
+        loss_positions: Slots of a block in the consistency loss: "all", or "from_mismatch": from its first wrong token
+            on, as in the authors' release.
+        loss_reduction: That loss is a mean per "block" (Eq. 8) or per "token".
+        temperature: T at which teacher and student are compared; 1 in the paper.
         optimizer: "adamw": whatever the parent's `optim` names. "muon": Muon for the layers' matrices, see `muon.py`.
         ar_weight: w of Eq. 9.
         max_length: Longest packed row, tokens, noisy and clean ones counted.
@@ -73,7 +91,12 @@ class JacobiForcingConfig(TrainingArguments):
     window_size: int = field(default=16, metadata={"help": "w of Eq. 7, blocks per noise cycle."})
     schedule: str = field(default="progressive", metadata={"help": "Noise ratio over blocks."})
     schedule_phase: str = field(default="fixed", metadata={"help": "Where a response starts the cycle: fixed, random."})
-    mask: str = field(default="noise_conditioned", metadata={"help": "noise_conditioned or clean_context."})
+    t_min: float = field(default=0.0, metadata={"help": "Noise ratio at the schedule's clean end."})
+    t_max: float = field(default=1.0, metadata={"help": "Noise ratio that its noisy end comes up to."})
+    mask: str = field(default="noise_conditioned", metadata={"help": "Who sees whom, see `mask.KINDS`."})
+    loss_positions: str = field(default="all", metadata={"help": "Slots of a block: all or from_mismatch."})
+    loss_reduction: str = field(default="block", metadata={"help": "Consistency loss per block or per token."})
+    temperature: float = field(default=1.0, metadata={"help": "T of the consistency loss."})
     optimizer: str = field(default="adamw", metadata={"help": "adamw (what the parent's `optim` names) or muon."})
     ar_weight: float = field(default=1.0, metadata={"help": "w of Eq. 9, weight of the AR loss."})
     max_length: int = field(default=2048, metadata={"help": "Longest packed row, tokens."})
@@ -93,6 +116,8 @@ class JacobiForcingConfig(TrainingArguments):
         for name, reason in _UNSUPPORTED.items():
             if getattr(self, name):
                 raise ConfigError(f"'{name}' is not supported here: {reason}", remedy="leave it at its default")
+        if self.temperature <= 0:
+            raise ConfigError("'temperature' is too small", seen=self.temperature, expected="more than 0")
         super().__post_init__()
 
     @classmethod
@@ -124,6 +149,11 @@ class JacobiForcingConfig(TrainingArguments):
             "schedule": settings.schedule,
             "schedule_phase": settings.schedule_phase,
             "mask": settings.mask,
+            "t_min": settings.t_min,
+            "t_max": settings.t_max,
+            "loss_positions": settings.loss_positions,
+            "loss_reduction": settings.loss_reduction,
+            "temperature": settings.temperature,
             "optimizer": settings.optimizer,
             "lr_scheduler_type": settings.lr_scheduler,
             "warmup_steps": settings.warmup_ratio,

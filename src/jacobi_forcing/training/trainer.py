@@ -88,7 +88,7 @@ class JacobiForcingTrainer(Trainer):
         super().__init__(
             model=model,
             args=args,
-            data_collator=Collator(processing_class),
+            data_collator=Collator(processing_class, args.loss_positions, args.loss_reduction),  # type: ignore[arg-type]
             train_dataset=rows,
             eval_dataset=eval_rows,
             **kwargs,
@@ -106,6 +106,8 @@ class JacobiForcingTrainer(Trainer):
                 max_length=args.max_length,
                 window_size=args.window_size,
                 schedule=args.schedule,
+                t_min=args.t_min,
+                t_max=args.t_max,
                 schedule_phase=args.schedule_phase,  # type: ignore[arg-type]
                 seed=args.seed,
                 misfits=args.misfits,  # type: ignore[arg-type]
@@ -154,7 +156,9 @@ class JacobiForcingTrainer(Trainer):
         with self.accelerator.autocast():
             mask = self.backbone.attention_mask(visible(tags, tags, args.mask), tags.position, tags.position)
             hidden = self.backbone.hidden(inputs["input_ids"], tags.position, mask)
-            divergence, entropy = position_losses(self.backbone, hidden, items, args.logits_chunk_size)
+            divergence, entropy = position_losses(
+                self.backbone, hidden, items, args.logits_chunk_size, args.temperature
+            )
         return reduce_losses(
             divergence,
             entropy,
