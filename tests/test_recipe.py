@@ -22,7 +22,7 @@ from jacobi_forcing.recipe import Reporter, find_recipe, load_recipe, round_prom
 from jacobi_forcing.trajectories.store import TrajectoryReader
 from tiny_folder import save_prompts, save_tiny
 
-SHIPPED = ("quickstart", "qwen2.5-coder-7b", "qwen2.5-math-7b", "smollm2-135m-gsm8k")
+SHIPPED = ("quickstart", "quickstart-adapter", "qwen2.5-coder-7b", "qwen2.5-math-7b", "smollm2-135m-gsm8k")
 RECIPE: dict[str, Any] = {
     "model": {"name": "model", "device": "cpu"},
     "prompts": {"source": "prompts.jsonl", "field": "question", "limit": 8},

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jacobi_forcing.adapter import GatedAdapter
     from jacobi_forcing.config import DecodeConfig
     from jacobi_forcing.decode.generate import GenerateOutput, generate
     from jacobi_forcing.decode.saved import save_custom_generate
@@ -13,10 +14,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["DecodeConfig", "GenerateOutput", "JForceError", "__version__", "generate", "save_custom_generate"]
+__all__ = [
+    "DecodeConfig",
+    "GatedAdapter",
+    "GenerateOutput",
+    "JForceError",
+    "__version__",
+    "generate",
+    "save_custom_generate",
+]
 
 _HOMES = {
     "DecodeConfig": "jacobi_forcing.config",
+    "GatedAdapter": "jacobi_forcing.adapter",
     "GenerateOutput": "jacobi_forcing.decode.generate",
     "JForceError": "jacobi_forcing.errors",
     "generate": "jacobi_forcing.decode.generate",

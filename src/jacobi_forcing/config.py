@@ -143,13 +143,13 @@ class RoundConfig(Config):
 class AdapterSettings(Config):
     """What a gated adapter is and how it is trained, with `mode: adapter`."""
 
-    rank: int = option(64, help="r, rank of the adapter", at_least=1)
+    rank: int = option(32, help="r, rank of the adapter", at_least=1)
     alpha: float | None = option(None, help="its product is scaled by alpha / r; null: 2 r", above=0)
     targets: tuple[str, ...] | None = option(None, help="names of the layers it is put on; null: all linear ones")
-    lines_per_response: int = option(16, help="draft lines that share one clean forward", at_least=1)
+    lines_per_response: int = option(8, help="draft lines that share one clean forward", at_least=1)
     max_sweeps: int = option(4, help="age of the oldest draft that is trained on, sweeps", at_least=0)
-    states: AdapterStates = option("drawn", help="train a line at one age (drawn), or at every age up to max_sweeps")
-    right_weight: float = option(1.0, help="weight of slots whose guesses so far are right", at_least=0)
+    states: AdapterStates = option("every", help="train a line at every age up to max_sweeps, or at one (drawn)")
+    right_weight: float = option(0.0, help="weight of slots whose guesses so far are right", at_least=0)
     slot_decay: float = option(1.0, help="weight of a slot over that of the one before", at_least=0)
 
 

@@ -13,11 +13,11 @@ from jacobi_forcing.cli.console import print_result
 from jacobi_forcing.config import AdapterSettings, ModelConfig, RecipeConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
 
-_RATES = {"full": RoundConfig.learning_rate, "adapter": 2e-3}
+_RATES = {"full": RoundConfig.learning_rate, "adapter": 3e-3}
 LearningRate = Annotated[
     float | None,
     options.option(
-        RoundConfig, "learning_rate", "--learning-rate", "--lr", show_default="1e-06, and 0.002 with --mode adapter"
+        RoundConfig, "learning_rate", "--learning-rate", "--lr", show_default="1e-06, and 0.003 with --mode adapter"
     ),
 ]
 

@@ -156,7 +156,7 @@ def check_mode(mode: str, rounds: Sequence[RoundConfig], adapter: AdapterSetting
     for index, settings in enumerate(rounds):
         if settings.learning_rate <= RoundConfig.learning_rate:
             logger.warning(
-                "A learning rate of %g is made for whole weights; an adapter needs about 2e-3", settings.learning_rate
+                "A learning rate of %g is made for whole weights; an adapter needs about 3e-3", settings.learning_rate
             )
         for name in _FULL_ONLY:
             if getattr(settings, name) != defaults[name]:
