@@ -118,7 +118,10 @@ def test_reports_of_version_1_can_still_be_shown(form: Form) -> None:
     old[0] |= {"tokens_per_forward": None, "settings": None}
     former = {**form, "version": 1, "decoders": old}
     assert [row[1] for row in rows([former])] == ["ar", "window", "jacobi", "recycle", "multiblock"]
-    assert notes([former]) == []
+    # The tiny model never ends its text, and that is all there is to say.
+    assert notes([former]) == ["tiny: 3 of 3 answers met the limit of 10 tokens unfinished."]
+    ended = [{**d, "quality": {**d["quality"], "finished_rate": 1.0}} for d in old]
+    assert notes([{**former, "decoders": ended}]) == []
 
 
 def test_details_show_how_far_guesses_were_right_and_which_lines_won(form: Form) -> None:

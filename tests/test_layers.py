@@ -25,6 +25,7 @@ LAYERS = (
     "config",
     "provenance",
     "embedded",
+    "gated",
     "adapter",
     "loading",
     "cache",

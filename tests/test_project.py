@@ -218,3 +218,12 @@ def test_a_readme_with_nothing_marked_is_no_pass(tmp_path: Path) -> None:
     done = run_readme(tmp_path / "README.md", "```console\n$ true\n```\n")
     assert done.returncode == 1
     assert "no block is marked" in done.stderr
+
+
+def test_the_reference_of_recipe_keys_is_up_to_date() -> None:
+    script = ROOT / "scripts" / "recipe_reference.py"
+    spec = importlib.util.spec_from_file_location("recipe_reference", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run scripts/recipe_reference.py"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -24,65 +25,10 @@ from transformers.pytorch_utils import Conv1D
 
 from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError, ModelError
 from jacobi_forcing.files import write_file, write_json
+from jacobi_forcing.gated import Gate, GatedLinear
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
-
-
-class _Gate:
-    """Which tokens of the forward pass in progress are switched on; shared by all layers of a model.
-
-    Attributes:
-        open: Whether any is.
-        index: Those tokens, counted through all rows: [G], or a slice where they lie side by side; None for all.
-    """
-
-    def __init__(self) -> None:
-        self.open = False
-        self.index: Tensor | slice | None = None
-
-
-class GatedLinear(nn.Module):
-    """A linear layer of the base, which stays as it is, and a low-rank product that is added for gated tokens.
-
-    Args:
-        base: The layer, whose weights are frozen.
-        rank: r, columns of the product's waist.
-        scaling: What the product is multiplied by, alpha / r.
-        gate: Shared by all layers.
-    """
-
-    def __init__(self, base: nn.Module, rank: int, scaling: float, gate: _Gate) -> None:
-        super().__init__()
-        self.base, self.scaling, self.gate = base, scaling, gate
-        width, height = _features(base)
-        like: Tensor = base.weight  # type: ignore[assignment]
-        self.lora_A = nn.Parameter(torch.empty(rank, width, dtype=like.dtype, device=like.device))
-        self.lora_B = nn.Parameter(torch.zeros(height, rank, dtype=like.dtype, device=like.device))
-        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Hidden states [..., in] to [..., out]."""
-        y: Tensor = self.base(x)
-        if not self.gate.open:
-            return y
-        index = self.gate.index
-        if index is None:
-            return y + self._product(x)
-        # Only gated tokens pay for the product.
-        flat, some = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])[index]
-        if torch.is_grad_enabled():
-            index = torch.arange(len(flat), device=x.device)[index]
-            return flat.index_add(0, index, self._product(some)).view_as(y)
-        if isinstance(index, slice):
-            # Two products and nothing else: a sweep of a few tokens notices every further operation.
-            flat[index].addmm_(nn.functional.linear(some, self.lora_A), self.lora_B.t(), alpha=self.scaling)
-        else:
-            flat.index_add_(0, index, self._product(some))
-        return flat.view_as(y)
-
-    def _product(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(nn.functional.linear(x, self.lora_A), self.lora_B) * self.scaling
 
 
 class GatedAdapter:
@@ -91,7 +37,7 @@ class GatedAdapter:
     Make one with `attach` or `load`; `of` finds the one that a model has.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: dict[str, GatedLinear], gate: _Gate, rank: int, alpha: float):
+    def __init__(self, model: PreTrainedModel, layers: dict[str, GatedLinear], gate: Gate, rank: int, alpha: float):
         self.model, self.layers, self._gate = model, layers, gate
         self.rank, self.alpha = rank, alpha
 
@@ -135,7 +81,7 @@ class GatedAdapter:
                 "No linear layer has such a name", seen=targets, remedy="leave targets out for all of them"
             )
         model.requires_grad_(False)
-        gate, layers = _Gate(), {}
+        gate, layers = Gate(), {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for name, module in found.items():
@@ -162,20 +108,12 @@ class GatedAdapter:
             ModelError: It was made for a model of another shape.
         """
         folder = Path(folder)
-        try:
-            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            weights = load_file(folder / WEIGHTS)
-        except (OSError, ValueError) as error:
-            raise ArtefactError(
-                f"'{folder}' holds no adapter", seen=str(error), expected=f"{SETTINGS} and {WEIGHTS}"
-            ) from error
+        settings, weights = _read(folder)
         unfit = [key for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save") if settings.get(key)]
         if settings.get("peft_type") != "LORA" or unfit or settings.get("bias", "none") != "none":
             seen = f"{settings.get('peft_type')} {' '.join(unfit)}".strip()
             raise ArtefactError(f"The adapter in '{folder}' cannot be gated", seen=seen, expected="plain LoRA")
-        rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
-        if settings.get("use_rslora"):
-            alpha *= math.sqrt(rank)
+        rank, alpha = _scale(folder, settings, weights)
         names = {key.removeprefix(_PREFIX).rsplit(".lora_", 1)[0] for key in weights}
         known = {name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
         if not names <= known:
@@ -264,10 +202,34 @@ class GatedAdapter:
         )
 
 
-def _features(layer: nn.Module) -> tuple[int, int]:
-    """Input and output width; GPT-2 keeps its weights the other way round."""
-    first, second = layer.weight.shape  # type: ignore[misc]
-    return (int(first), int(second)) if isinstance(layer, Conv1D) else (int(second), int(first))
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ArtefactError(
+            f"'{folder}' holds no adapter", seen=str(error), expected=f"{SETTINGS} and {WEIGHTS}"
+        ) from error
+    if not isinstance(settings, dict) or not weights:
+        raise ArtefactError(f"The adapter in '{folder}' is damaged", expected=f"settings in {SETTINGS}, weights beside")
+    broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
+    if broken:
+        raise ArtefactError(f"The adapter in '{folder}' has weights that are not finite", seen=broken[0])
+    return settings, weights
+
+
+def _scale(folder: Path, settings: dict[str, Any], weights: dict[str, Tensor]) -> tuple[int, float]:
+    """Rank and alpha, checked against the weights before anything of that size is made."""
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    made = {weight.shape[0] for name, weight in weights.items() if ".lora_A." in name}
+    if made != {rank} or not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not math.isfinite(alpha):
+        raise ArtefactError(
+            f"The adapter in '{folder}' is damaged",
+            seen=f"r {rank!r}, lora_alpha {alpha!r}",
+            expected=f"r {', '.join(map(str, sorted(made)))}, as its weights have, and a number",
+        )
+    (size,) = made
+    return size, float(alpha) * (math.sqrt(size) if settings.get("use_rslora") else 1.0)
 
 
 def _named(name: str, targets: Sequence[str] | None) -> bool:

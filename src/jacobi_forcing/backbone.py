@@ -70,6 +70,19 @@ class Backbone:
         return int(value) if value else None
 
     @property
+    def rope_boundary(self) -> int | None:
+        """Length at which the rotary embedding of all positions changes (LongRoPE), tokens; None where there is none.
+
+        Texts on either side of it are computed differently, those before it anew once it is passed.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None) or {}
+        kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+        if not any(kind.get("rope_type", kind.get("type")) == "longrope" for kind in kinds):
+            return None
+        own = next((kind.get("original_max_position_embeddings") for kind in kinds), None)
+        return int(own or getattr(self.config, "original_max_position_embeddings", None) or self.context_length or 0)
+
+    @property
     def eos_ids(self) -> list[int]:
         """Ids that end a text, from the generation config, then the model's config."""
         generation = getattr(self.model, "generation_config", None)
@@ -81,7 +94,7 @@ class Backbone:
 
     def new_cache(self, rows: int = 1, capacity: int | None = None) -> KVCache:
         """An empty cache for `rows` rows, of fixed size if a capacity is given."""
-        return KVCache(rows, capacity)
+        return KVCache(rows, capacity, tame=self.adapter is not None)
 
     def attention_mask(self, visible: Tensor, q_positions: Tensor, kv_positions: Tensor) -> MaskLike:
         """Turn what may be seen into what the model's layers take.
@@ -267,6 +280,8 @@ def _unfit_layers(config: Any) -> set[str]:
     # The library keeps the KV of chunked layers like that of sliding ones, but another mask goes with it.
     if getattr(config, "attention_chunk_size", None):
         unfit.add("chunked_attention")
+    if getattr(config, "alibi", False):
+        unfit.add("alibi")
     # Local layers have a window of their own, counted in slots of the cache: wrong where rows are of unequal length.
     return unfit | ({"local"} & set(getattr(config, "attention_layers", None) or []))
 

@@ -33,10 +33,13 @@ class SlotLayer(DynamicLayer):
     Args:
         slots: The slots that the next forward writes, or None: right behind those in use. As a tensor they leave no
             trace in a compiled forward; the whole buffer is then what attention sees.
+        tame: Keep what is written finite, whatever it was. A masked slot has no weight, but 0 times infinity is not 0:
+            an adapter that overflows would reach the base's tokens.
     """
 
-    def __init__(self, capacity: int = 0, slots: list[Tensor | None] | None = None) -> None:
+    def __init__(self, capacity: int = 0, slots: list[Tensor | None] | None = None, tame: bool = False) -> None:
         super().__init__()
+        self.tame = tame
         self.capacity = capacity
         self.used = 0
         self._slots = slots if slots is not None else [None]
@@ -53,6 +56,8 @@ class SlotLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
+        if self.tame:
+            key_states, value_states = _tamed(key_states), _tamed(value_states)
         slots = self._slots[0]
         if slots is not None:
             self.keys.index_copy_(2, slots, key_states)
@@ -98,6 +103,7 @@ class KVCache:
         rows: R.
         capacity: Slots of fixed buffers, all of which attention is shown whatever is in use, so that no shape changes
             from sweep to sweep; every forward must then be announced by `stage`. None: buffers grow.
+        tame: See `SlotLayer`.
 
     Attributes:
         library: The transformers cache that a model's `forward` fills.
@@ -106,8 +112,8 @@ class KVCache:
         capacity: As given.
     """
 
-    def __init__(self, rows: int = 1, capacity: int | None = None) -> None:
-        self.capacity = capacity
+    def __init__(self, rows: int = 1, capacity: int | None = None, tame: bool = False) -> None:
+        self.capacity, self._tame = capacity, tame
         self._slots: list[Tensor | None] = [None]
         self._staged = 0
         # The library makes a layer as the model first writes to it.
@@ -193,7 +199,7 @@ class KVCache:
         return [(layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in self._layers]
 
     def _new_layer(self) -> SlotLayer:
-        return SlotLayer(self.capacity or 0, self._slots)
+        return SlotLayer(self.capacity or 0, self._slots, self._tame)
 
     @property
     def _layers(self) -> list[Any]:
@@ -214,6 +220,12 @@ class KVCache:
         index = torch.tensor([source, target], device=self._device)[:, :, None, :, None]
         for layer in self._layers:
             layer.move(index[0], index[1])
+
+
+def _tamed(states: Tensor) -> Tensor:
+    """The same where it is finite and no larger than any model's keys and values are."""
+    limit = min(1e12, torch.finfo(states.dtype).max / 4)
+    return states.clamp(-limit, limit).nan_to_num_(nan=0.0)
 
 
 def _room(states: Tensor, capacity: int) -> Tensor:

@@ -45,8 +45,8 @@ class DecodeConfig(Config):
     )
     draft_init: DraftInit = option(
         "prompt",
-        help="what fills new draft slots: prompt or vocabulary tokens at random, the last prediction again, "
-        "or the pool's continuation of it",
+        help="what fills new draft slots: prompt: its tokens at random; vocabulary: the tokenizer's; last: the last "
+        "prediction again; pool: what followed it before",
     )
     draft_seed: int = option(0, help="seed of the fill; it never changes the text", at_least=0)
     sample_seed: int | None = option(
@@ -148,7 +148,7 @@ class AdapterSettings(Config):
     targets: tuple[str, ...] | None = option(None, help="names of the layers it is put on; null: all linear ones")
     lines_per_response: int = option(8, help="draft lines that share one clean forward", at_least=1)
     max_sweeps: int = option(4, help="age of the oldest draft that is trained on, sweeps", at_least=0)
-    states: AdapterStates = option("every", help="train a line at every age up to max_sweeps, or at one (drawn)")
+    states: AdapterStates = option("every", help="every: train a line at every age up to max_sweeps; drawn: at one")
     right_weight: float = option(0.0, help="weight of slots whose guesses so far are right", at_least=0)
     slot_decay: float = option(1.0, help="weight of a slot over that of the one before", at_least=0)
 

@@ -15,6 +15,7 @@ from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.embedded import BUILTIN, base_folder
 from jacobi_forcing.errors import ModelError
+from jacobi_forcing.files import read_json
 
 GREEDY: dict[str, Any] = {
     "do_sample": False,
@@ -27,6 +28,7 @@ GREEDY: dict[str, Any] = {
 }
 """What the library's `generate` is told so that it decodes greedily whatever a model's generation config asks for."""
 _NO_SDPA = "scaled_dot_product_attention"
+_GENERATION = "generation_config.json"
 _HUB_TIMEOUT = 10.0  # seconds
 
 
@@ -52,8 +54,12 @@ def load(config: ModelConfig) -> Loaded:
         ModelError: There is no such model, its files are damaged, or the device is not there.
     """
     location = locate(config.name)
+    if (Path(location) / _GENERATION).is_file():
+        read_json(Path(location) / _GENERATION)  # the library passes over one that is damaged, and what it asks for
     options = {**_hub_options(location), "trust_remote_code": config.trust_remote_code}
     model = _load_model(location, config, options)
+    if config.adapter == "":
+        raise ModelError("The adapter has no name", expected="a folder")
     if config.adapter is not None:
         GatedAdapter.load(model, config.adapter)
     return Loaded(config, model, _load_tokenizer(location, config, options))
@@ -110,6 +116,8 @@ def resolve_device(device: str) -> torch.device:
     Raises:
         ModelError: torch does not know the device, or the machine does not have it.
     """
+    if device.partition(":")[0] == "meta":
+        raise ModelError("The device 'meta' holds no weights", expected="auto, cpu, cuda, cuda:1, mps, …")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -104,12 +104,24 @@ def notes(results: Sequence[Form]) -> list[str]:
     """Sentences that belong under the table: what to expect of each decoder, and what went wrong."""
     said = []
     for result in results:
+        said += _cut(result)
         for decoder in result["decoders"]:
             who = f"{result['label']}, {_name(decoder)}"
             said += [f"{who}: {text}" for text in [*_expected(decoder), *_faults(decoder)]]
         said += _crossovers(result)
         said += _left_over(result)
     return said
+
+
+def _cut(result: Form) -> list[str]:
+    """Answers that the token limit cut off can hardly be right, whatever the model knows."""
+    plain = next((d for d in result["decoders"] if d["decoder"] == "ar" and _batch(d) == 1), None)
+    quality = (plain or {}).get("quality") or {}
+    cut = round(quality.get("answers", 0) * (1 - quality.get("finished_rate", 1.0)))
+    if not cut:
+        return []
+    limit = result["max_new_tokens"]
+    return [f"{result['label']}: {cut} of {quality['answers']} answers met the limit of {limit} tokens unfinished."]
 
 
 def _name(decoder: Form, *, batch: bool = True) -> str:
@@ -129,7 +141,7 @@ def _expected(decoder: Form) -> list[str]:
     if decoder.get("assistant_forwards"):
         own = decoder["assistant_forwards"] / decoder["forwards"]
         return [f"{figures}; {own:.1f} forwards of the assistant come with each."]
-    if ratio >= gain:
+    if gain < 1.05 * ratio:
         return [f"no speed-up is to be expected: {figures}."]
     return [f"about {gain / ratio:.1f}× is to be expected: {figures}."]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,13 +73,26 @@ def generate(
     loaded = load(settings)
     _, ids = encode_prompt(text, loaded.tokenizer, how.template)
     saved = saved_decode(loaded.model.generation_config)
-    decode = dataclasses.replace(saved, **options.typed(context, DecodeConfig, given))
+    typed = options.typed(context, DecodeConfig, given)
+    decode = dataclasses.replace(saved, **typed)
+    _note_idle(decode, typed)
     result = answer(loaded, ids, decode, max_new_tokens, show_sweeps=show_sweeps, sampling=sampling)
     if json:
         print_json(result)
         return
     print_text(result["text"])
     note(describe(result))
+
+
+def _note_idle(decode: DecodeConfig, typed: dict[str, Any]) -> None:
+    """Say which options that were given the decoder does not use."""
+    from jacobi_forcing.bench.contestants import used
+
+    effective = used(decode)
+    idle = [name for name, value in typed.items() if name != "sample_seed" and getattr(effective, name) != value]
+    if idle:
+        names = ", ".join("--" + name.replace("_", "-") for name in idle)
+        note(f"The decoder '{decode.decoder}' makes no use of {names}")
 
 
 def _sampling(
@@ -89,6 +103,8 @@ def _sampling(
     Raises:
         ConfigError: An option of sampling is given, and no temperature.
     """
+    if temperature is not None and not math.isfinite(temperature):
+        raise ConfigError("The temperature is out of range", seen=temperature, expected="a finite number, 0 or more")
     if temperature:
         return {
             "do_sample": True,
@@ -120,7 +136,10 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     elif argument is None or argument == "-":
         if argument is None and sys.stdin.isatty():
             raise DataError("There is no prompt", expected="an argument, --prompt-file, or text on standard input")
-        text = sys.stdin.read()
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise DataError("Standard input is not UTF-8 text", seen=str(error)) from error
     else:
         return _not_empty(argument)
     # Files and pipes end with a newline that nobody means.
@@ -130,4 +149,6 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
 def _not_empty(text: str) -> str:
     if not text:
         raise DataError("The prompt is empty", expected="at least one character")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError("The prompt is not UTF-8 text", seen=ascii(text[:40]))
     return text

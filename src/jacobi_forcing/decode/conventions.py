@@ -47,7 +47,7 @@ def refuse(
     if samples > 1 and not generation_config.do_sample:
         asked.append(f"num_return_sequences={samples} without do_sample")
     asked += [type(criterion).__name__ for criterion in stopping_criteria if isinstance(criterion, UNSUPPORTED)]
-    asked += [name for name, value in inputs.items() if value is not None and name not in _INPUTS]
+    asked += [name for name, value in inputs.items() if not _empty(value) and name not in _INPUTS]
     if getattr(inputs.get("cache"), "_is_user_defined", False):
         asked.append("a cache of the caller")
     if not _plain_positions(inputs.get("position_ids"), inputs.get("attention_mask")):
@@ -59,6 +59,13 @@ def refuse(
             expected="no beams, assistant, cache, embeddings or other inputs, and no outputs beyond the usual",
             remedy="leave these out, or use the library's own generate",
         )
+
+
+def _empty(value: Any) -> bool:
+    """Whether an input says nothing; the library prepares such ones of its own for models that also take images."""
+    if isinstance(value, Mapping):
+        return all(_empty(part) for part in value.values())
+    return value is None or (isinstance(value, (list, tuple)) and all(_empty(part) for part in value))
 
 
 def _plain_positions(positions: Tensor | None, attention_mask: Tensor | None) -> bool:
@@ -80,6 +87,18 @@ class Prompt(NamedTuple):
     padding: int
 
 
+def check_mask(input_ids: Tensor | None, attention_mask: Tensor | None) -> None:
+    """Refuse a mask of another shape than the prompts; one without a 0 the library takes away before we see it.
+
+    Raises:
+        DataError: The shapes differ.
+    """
+    if input_ids is None or attention_mask is None or attention_mask.shape == input_ids.shape:
+        return
+    seen, expected = list(attention_mask.shape), list(input_ids.shape)
+    raise DataError("The attention mask does not fit the prompts", seen=seen, expected=expected)
+
+
 def split_prompts(input_ids: Tensor, attention_mask: Tensor | None, *, windowed: bool) -> list[Prompt]:
     """Each row without what is masked. A hole is as good as not there: positions count what is seen, as in the library.
 
@@ -92,6 +111,7 @@ def split_prompts(input_ids: Tensor, attention_mask: Tensor | None, *, windowed:
     Raises:
         DataError: A row is padded on the right, where its text is to go on, or has a hole and the model windows.
     """
+    check_mask(input_ids, attention_mask)
     if attention_mask is None:
         return [Prompt(ids, 0) for ids in input_ids.tolist()]
     seen = attention_mask.bool()

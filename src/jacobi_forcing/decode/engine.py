@@ -69,6 +69,14 @@ def make_row(
             expected=f"at most {limit}",
             remedy=f"use max_new_tokens={limit - len(prompt)} or less",
         )
+    boundary = backbone.rope_boundary
+    if boundary is not None and len(prompt) <= boundary < len(prompt) + max_new_tokens:
+        raise ModelError(
+            "The text would pass the length at which this model's LongRoPE changes",
+            seen=f"{len(prompt)} + {max_new_tokens} tokens",
+            expected=f"at most {boundary} tokens in all, or a prompt that is longer",
+            remedy=f"use max_new_tokens={boundary - len(prompt)} or less" if len(prompt) < boundary else None,
+        )
     recycles = config.decoder in ("recycle", "multiblock") and config.candidates > 0
     pool = NgramPool() if recycles or config.draft_init == "pool" else None
     fill = DraftFill(config, prompt, vocabulary, pool)
@@ -92,6 +100,7 @@ def sweeps(backbone: Backbone, rows: Sequence[Row], choose: Choose = greedy) -> 
         After every sweep the rows of the batch and their cache, row for row: it holds the KV of each row's prompt and
         of its generated tokens but the last, and nothing else.
     """
+    _refuse_mixed(backbone, rows)
     seats, device = list(rows), backbone.device
     shapes = _Shapes(rows) if rows and rows[0].config.static_shapes else None
     cache = backbone.new_cache(len(seats), shapes.capacity if shapes else None)
@@ -136,6 +145,17 @@ def run(backbone: Backbone, rows: Sequence[Row], on_sweep: OnSweep | None = None
             on_sweep(seats)
 
 
+def _refuse_mixed(backbone: Backbone, rows: Sequence[Row]) -> None:
+    """Rows on both sides of a LongRoPE boundary would be computed alike, and one side wrong."""
+    boundary = backbone.rope_boundary
+    if boundary is not None and len({row.prompt_length > boundary for row in rows}) > 1:
+        raise ModelError(
+            "Prompts on both sides of the length at which this model's LongRoPE changes share a batch",
+            expected=f"all up to {boundary} tokens, or all longer",
+            remedy="decode them in two batches",
+        )
+
+
 class _Shapes:
     """The few sizes that sweeps are padded to when no shape may change from step to step.
 
@@ -144,8 +164,10 @@ class _Shapes:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         config = rows[0].config
-        draft = 1 if config.decoder == "ar" else config.block_size
-        blocks = config.num_blocks if config.decoder == "multiblock" else 1
+        # No more is ever in flight than the budget allows.
+        budget = max(row.max_new_tokens for row in rows)
+        draft = 1 if config.decoder == "ar" else min(config.block_size, budget)
+        blocks = min(config.num_blocks, -(-budget // draft) + 1) if config.decoder == "multiblock" else 1
         lines = 1 + (config.candidates if config.decoder in ("recycle", "multiblock") else 0)
         self._least = _power_of_two(draft)
         apart = (1 + draft * blocks) if rows[0].drafts_apart else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import DecodeConfig
-from jacobi_forcing.decode.conventions import from_caller, in_force, override, refuse, split_prompts
+from jacobi_forcing.decode.conventions import check_mask, from_caller, in_force, override, refuse, split_prompts
 from jacobi_forcing.decode.engine import make_row, run
 from jacobi_forcing.decode.rows import Row
 from jacobi_forcing.decode.sampling import make_choose
@@ -44,7 +44,7 @@ def generate(
     stopping_criteria: StoppingCriteriaList | None = None,
     generation_config: GenerationConfig | None = None,
     streamer: Any = None,
-    decode: DecodeConfig | None = None,
+    decode: DecodeConfig | Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     vocabulary: Sequence[int] | None = None,
     stop_strings: str | list[str] | None = None,
@@ -65,7 +65,8 @@ def generate(
         generation_config: The library's settings, by default the model's own; see `override` for `temperature=0`.
         streamer: The library's streamer protocol, for one row; gets each accepted run of tokens as it is committed, and
             the guesses of every sweep if it has a method `put_draft(ids)`.
-        decode: The decoder; where None, `generation_config.jacobi_forcing`, else the defaults of `DecodeConfig`.
+        decode: The decoder, or a dict of its settings; where None, `generation_config.jacobi_forcing`, else the
+            defaults of `DecodeConfig`.
         tokenizer: For stop strings; its ids are also what `draft_init="vocabulary"` draws from.
         vocabulary: Those ids themselves.
         stop_strings: As the library takes them; those in a generation config need the direct way in.
@@ -79,15 +80,25 @@ def generate(
         ConfigError: The call, or the model's own settings, ask for what is not supported.
         DataError: A prompt is empty or padded on the right.
     """
-    asked = _Asked(decode, streamer, tokenizer, vocabulary, stop_strings)
+    asked = _Asked(_settings(decode), streamer, tokenizer, vocabulary, stop_strings)
     prepared = hasattr(generation_config, "_eos_token_tensor")
     if prepared and input_ids is not None and stopping_criteria is not None and generation_config is not None:
         asked = asked.completed()
         return _decode(asked, model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+    check_mask(input_ids, kwargs.get("attention_mask"))
     # Where both names are used, the library says so.
     kwargs["input_ids" if kwargs.get("inputs") is not None else "inputs"] = input_ids
     lists = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
     return _through_library(asked, model, generation_config, {**lists, **kwargs})
+
+
+def _settings(decode: Any) -> DecodeConfig | None:
+    if isinstance(decode, Mapping):
+        return DecodeConfig.from_dict(decode, "decode.")
+    if decode is None or isinstance(decode, DecodeConfig):
+        return decode
+    seen = type(decode).__name__
+    raise ConfigError("'decode' has a wrong value", seen=seen, expected="a DecodeConfig, or a dict of its fields")
 
 
 @dataclass(frozen=True)
@@ -180,8 +191,8 @@ def _streaming(streamer: Any) -> Any:
     def on_sweep(rows: Sequence[Row]) -> None:
         nonlocal sent
         (row,) = rows
-        streamer.put(torch.tensor(row.generated[sent:]))
-        sent = len(row.generated)
+        streamer.put(torch.tensor(row.text[row.prompt_length + sent :]))
+        sent = row.known
         if hasattr(streamer, "put_draft"):
             streamer.put_draft(torch.tensor(row.guesses, dtype=torch.long))
 

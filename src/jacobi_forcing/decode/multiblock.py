@@ -59,7 +59,9 @@ class MultiblockRow(Row):
     def _spawn(self) -> None:
         """Start blocks while the newest one is far enough: ceil(r n) tokens accepted."""
         threshold = math.ceil(self.config.spawn_ratio * self.config.block_size)
-        while 1 + len(self._pseudo) < self.config.num_blocks:
+        # A block that would start behind the last token of the budget is of no use.
+        useful = -(-(self.max_new_tokens - self._real_start) // self.config.block_size)
+        while 1 + len(self._pseudo) < min(self.config.num_blocks, useful):
             newest = self._pseudo[-1] if self._pseudo else self.known - self._real_start
             if newest < threshold:
                 return

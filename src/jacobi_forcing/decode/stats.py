@@ -40,6 +40,9 @@ class RowStats:
     right: list[int] = field(default_factory=list)
     tried: list[int] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"RowStats(tokens={self.tokens}, forwards={self.forwards}, TPF={self.tokens_per_forward:.2f})"
+
     @property
     def accepted(self) -> list[int]:
         """For each forward pass, how many tokens it added to the text (prefill first)."""

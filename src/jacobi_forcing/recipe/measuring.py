@@ -45,9 +45,10 @@ def measure_model(model: ModelConfig, settings: EvaluationConfig, *, label: str,
         on_progress=lambda done, total: reporter.progress(done, total, "timed answers"),
     ).to_dict()
     ours = [decoder for decoder in result["decoders"] if decoder["decoder"] != LIBRARY]
-    best = max(ours, key=lambda decoder: decoder["tokens_per_forward"])
+    best = max(ours, key=lambda decoder: decoder["speedup"])
     solved = "" if quality.solved is None else f"{100 * quality.solved.share:.1f} % solved, "
-    summary = f"{solved}{best['tokens_per_forward']:.2f} tokens a forward with {best['decoder']}"
+    size = f" n={best['block_size']}" if best["block_size"] else ""
+    summary = f"{solved}at best {best['speedup']:.2f}× with {best['decoder']}{size}"
     # The name may be a path of this machine; reports are meant to be passed on.
     result["model"] = provenance.portable_argv(["", model.name])[1]
     return {**result, "quality": quality.to_dict(), "summary": summary}

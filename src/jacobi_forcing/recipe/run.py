@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from jacobi_forcing import provenance
 from jacobi_forcing.adapter import SETTINGS, WEIGHTS
 from jacobi_forcing.bench.table import markdown
 from jacobi_forcing.config import ModelConfig, RecipeConfig
-from jacobi_forcing.errors import ArtefactError, ConfigError
+from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError
 from jacobi_forcing.files import link_folder, read_json, remove, write_json, write_text
 from jacobi_forcing.recipe.collecting import collect_trajectories
 from jacobi_forcing.recipe.measuring import measure_model
@@ -57,7 +58,8 @@ def run_recipe(
         ConfigError: `redo` names no stage.
         JForceError: Whatever a stage raises.
     """
-    trainer()  # an extra that is missing is better known before hours of collecting than after
+    # An extra that is missing is better known before hours of collecting than after.
+    _ = adapter_trainer() if recipe.mode == "adapter" else trainer()
     reporter = reporter or Reporter()
     folder = Path(recipe.output)
     stages = plan(recipe)
@@ -94,6 +96,8 @@ def trainer() -> Callable[..., dict[str, Any]]:
 def adapter_trainer() -> Callable[..., dict[str, Any]]:
     """`train_adapter`, see `trainer`."""
     importlib.import_module("jacobi_forcing.training")
+    if importlib.util.find_spec("peft") is None:
+        raise MissingExtraError("peft", "train")
     from jacobi_forcing.recipe.adapter_training import train_adapter
 
     return train_adapter

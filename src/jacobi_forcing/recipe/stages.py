@@ -209,6 +209,9 @@ def perform(
         assert marker is not None
         reporter.skip(stage.name, str(marker["result"].get("summary", "")))
         return dict(marker["result"])
+    before = read_marker(folder, stage)
+    if before is not None and before["key"] != stage.key:
+        reporter.note(f"{stage.name} was done with other settings: it is done anew")
     record = {
         "stage": stage.name,
         "state": "begun",

@@ -62,7 +62,9 @@ def load_prompts(
         MissingExtraError: A hub data set is named and `datasets` is not installed.
     """
     # Settled once, so that what is to be said about the template is said once and not for every prompt.
-    template: Template = "chat" if _wants_chat(config.template, tokenizer) else "raw"
+    # The built-in problems are made to be used as they are: about them there is nothing to say.
+    quiet = config.source == BUILTIN
+    template: Template = "chat" if _wants_chat(config.template, tokenizer, quiet=quiet) else "raw"
     end = None if config.limit is None else config.offset + config.limit
     prompts = []
     for index, value, answer in itertools.islice(_records(config), config.offset, end):
@@ -103,7 +105,7 @@ def encode_prompt(
     return formatted, ids
 
 
-def _wants_chat(template: Template, tokenizer: PreTrainedTokenizerBase) -> bool:
+def _wants_chat(template: Template, tokenizer: PreTrainedTokenizerBase, *, quiet: bool = False) -> bool:
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if template == "chat" and not has_template:
         raise DataError(
@@ -111,7 +113,7 @@ def _wants_chat(template: Template, tokenizer: PreTrainedTokenizerBase) -> bool:
             seen="template: chat",
             remedy="set template to raw, or use a chat model",
         )
-    if template == "auto" and not has_template:
+    if template == "auto" and not has_template and not quiet:
         logger.info("The tokenizer has no chat template: prompts are used as they are")
     return has_template and template != "raw"
 
@@ -124,8 +126,11 @@ def _format(value: Any, tokenizer: PreTrainedTokenizerBase, chat: bool, where: s
         raise DataError(f"{where} is not text", seen=kind, expected=expected)
     if not chat:
         if messages is not None:
+            has_template = bool(getattr(tokenizer, "chat_template", None))
             raise DataError(
-                f"{where} is a list of messages", expected="text for a raw prompt", remedy="set template to chat"
+                f"{where} is a list of messages",
+                expected="text for a raw prompt",
+                remedy="set template to chat" if has_template else "use a model whose tokenizer has a chat template",
             )
         return str(value)
     if messages is None:
