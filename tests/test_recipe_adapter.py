@@ -89,7 +89,7 @@ def test_the_text_of_base_and_adapter_is_the_bases(place: Path) -> None:
 
 def test_the_report_shows_exact_text_and_probes_were_taken(place: Path) -> None:
     report = json.loads((place / "run/report.json").read_text())
-    assert [model["label"] for model in report["models"]] == ["base", "round 2"]
+    assert [model["label"] for model in report["models"]] == ["base", "adapter, round 2"]
     for model in report["models"]:
         assert all(decoder["exact"] == decoder["of"] for decoder in model["decoders"])
     assert report["models"][0]["quality"] == report["models"][1]["quality"]

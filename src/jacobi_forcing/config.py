@@ -168,6 +168,7 @@ class EvaluationConfig(Config):
     )
     probe_prompts: int = option(16, help="prompts per probe", at_least=1)
     every_round: bool = option(False, help="measure the model of each round, not of the last one only")
+    base: bool = option(True, help="measure the model that the rounds start from, too")
 
 
 @dataclasses.dataclass(frozen=True)

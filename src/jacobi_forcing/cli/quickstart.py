@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import note, print_json, print_text
-from jacobi_forcing.cli.run import Fresh, Output, Overrides, Redo, note_places, run_and_show
-from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, RecipeConfig
+from jacobi_forcing.cli.run import Fresh, Output, Overrides, Redo, note_places, run_quietly
+from jacobi_forcing.config import DecodeConfig, EvaluationConfig, RecipeConfig
+from jacobi_forcing.errors import ConfigError
+
+_RECIPES = {"full": "quickstart", "adapter": "quickstart-adapter"}
+_CHOICE = (
+    "round 2 has new weights: fewer slots a sweep, but its text is its own, so see the solve rate. The adapter leaves "
+    "the base's weights and text as they are: take it where the text must not change. More in docs/adapter.md."
+)
+Mode = Annotated[str, typer.Option(help="What to train: full (new weights), adapter (beside the old ones), or both.")]
 
 
 def quickstart(
+    mode: Mode = "both",
     overrides: Overrides = None,
     output: Output = None,
     fresh: Fresh = False,
@@ -20,21 +33,45 @@ def quickstart(
 ) -> None:
     """Train the embedded base model to decode in parallel, and show what it gained and what it lost.
 
-    A second call goes on where the first was stopped, or shows its result again.
+    A second call goes on where the first was stopped, or shows its result again. With --mode both the adapter goes to a
+    folder of its own beside the other, and --set is for both recipes.
     """
-    settings, report = run_and_show("quickstart", overrides, output, fresh=fresh, redo=redo, to_stderr=json)
-    folder = Path(settings.output) / "model"
-    sample = _show_sample(settings, folder, to_stderr=json) if settings.evaluation is not None else None
-    note_places(settings)
+    runs = _run(mode, overrides or [], output, fresh, redo)
+    models = [model for _, report in runs.values() for model in report["models"]]
+    if models:
+        from jacobi_forcing.cli.tables import show_models
+
+        show_models(models, to_stderr=json)
+    if len(runs) > 1 and models:
+        note(_CHOICE)
+    settings, report = next(iter(runs.values()))
+    sample = _show_sample(settings, to_stderr=json) if settings.evaluation is not None else None
+    for own, _ in runs.values():
+        note_places(own)
     if sample is not None:
         note("Next:")
-        for command in _next(folder, sample):
+        for command in _next(runs, sample):
             print_text(f"  {command}", to_stderr=True)
     if json:
-        print_json({**report, "output": settings.output})
+        others = {name: {**other, "output": own.output} for name, (own, other) in list(runs.items())[1:]}
+        print_json({**report, "output": settings.output, **others})
 
 
-def _show_sample(settings: RecipeConfig, folder: Path, *, to_stderr: bool) -> str:
+def _run(
+    mode: str, overrides: list[str], output: Path | None, fresh: bool, redo: str | None
+) -> dict[str, tuple[RecipeConfig, dict[str, Any]]]:
+    """Run one recipe or both; the base is measured once."""
+    if mode not in (*_RECIPES, "both"):
+        raise ConfigError("There is no such mode", seen=mode, expected="full, adapter or both")
+    runs: dict[str, tuple[RecipeConfig, dict[str, Any]]] = {}
+    for name in _RECIPES if mode == "both" else (mode,):
+        place = output if output is None or not runs else output.with_name(output.name + "-adapter")
+        own = [*overrides, "evaluation.base=false"] if runs and runs["full"][0].evaluation is not None else overrides
+        runs[name] = run_quietly(_RECIPES[name], own, place, fresh=fresh, redo=redo)
+    return runs
+
+
+def _show_sample(settings: RecipeConfig, *, to_stderr: bool) -> str:
     """Decode one held-out problem with the trained model, sweep by sweep; returns the problem."""
     from jacobi_forcing.cli.answers import answer, describe
     from jacobi_forcing.loading import load
@@ -42,7 +79,9 @@ def _show_sample(settings: RecipeConfig, folder: Path, *, to_stderr: bool) -> st
 
     evaluation = settings.evaluation
     assert evaluation is not None
-    loaded = load(ModelConfig(str(folder), settings.model.dtype, settings.model.device))
+    folder = str(Path(settings.output) / "model")
+    trained = {"adapter": folder} if settings.mode == "adapter" else {"name": folder}
+    loaded = load(dataclasses.replace(settings.model, **trained))
     prompt = load_prompts(evaluation.prompts, loaded.tokenizer)[0]
     print_text(f"\n{prompt.text}", to_stderr=to_stderr)
     result = answer(loaded, prompt.ids, best_decoder(evaluation), evaluation.max_new_tokens, show_sweeps=True)
@@ -56,11 +95,16 @@ def best_decoder(evaluation: EvaluationConfig) -> DecodeConfig:
     return next((config for config in evaluation.decode if config.decoder != "ar"), DecodeConfig())
 
 
-def _next(folder: Path, sample: str) -> list[str]:
+def _next(runs: dict[str, tuple[RecipeConfig, dict[str, Any]]], sample: str) -> list[str]:
     """Commands to go on with."""
+    uses = {"full": "--model {}", "adapter": "--model builtin:word-problems --adapter {}"}
+    measures = {"full": "--compare {}", "adapter": "--adapter {}"}
+    folders = {name: shlex.quote(str(Path(own.output) / "model")) for name, (own, _) in runs.items()}
+    first = next(iter(runs))
+    others = " ".join(measures[name].format(folder) for name, folder in folders.items())
     return [
-        f"jforce generate --model {shlex.quote(str(folder))} --show-sweeps {_quoted(sample)}",
-        f"jforce bench --model builtin:word-problems --compare {shlex.quote(str(folder))}",
+        f"jforce generate {uses[first].format(folders[first])} --show-sweeps {_quoted(sample)}",
+        f"jforce bench --model builtin:word-problems {others}",
         "jforce run recipes/smollm2-135m-gsm8k.yaml --set model.name=FOLDER --set prompts.source=FILE.jsonl",
     ]
 

@@ -46,16 +46,24 @@ def run_and_show(
     recipe: str, overrides: list[str] | None, output: Path | None, *, fresh: bool, redo: str | None, to_stderr: bool
 ) -> tuple[RecipeConfig, dict[str, Any]]:
     """Run a recipe and show its table; returns its settings and its report."""
-    from jacobi_forcing.cli.bars import Bars
     from jacobi_forcing.cli.tables import show_models
-    from jacobi_forcing.recipe import load_recipe, run_recipe
 
-    settings = load_recipe(recipe, overrides or [], output)
-    with Bars() as bars:
-        report = run_recipe(settings, fresh=fresh, redo=redo, reporter=bars)
+    settings, report = run_quietly(recipe, overrides or [], output, fresh=fresh, redo=redo)
     if report["models"]:
         show_models(report["models"], to_stderr=to_stderr)
     return settings, report
+
+
+def run_quietly(
+    recipe: str, overrides: list[str], output: Path | None, *, fresh: bool, redo: str | None
+) -> tuple[RecipeConfig, dict[str, Any]]:
+    """Run a recipe, with progress and without a table."""
+    from jacobi_forcing.cli.bars import Bars
+    from jacobi_forcing.recipe import load_recipe, run_recipe
+
+    settings = load_recipe(recipe, overrides, output)
+    with Bars() as bars:
+        return settings, run_recipe(settings, fresh=fresh, redo=redo, reporter=bars)
 
 
 def note_places(settings: RecipeConfig) -> None:

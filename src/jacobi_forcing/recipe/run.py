@@ -107,7 +107,9 @@ def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter) 
     """Do one stage."""
     if stage.kind == "evaluate":
         assert recipe.evaluation is not None
-        label = f"round {stage.round}" if stage.round else "base"
+        label = "base"
+        if stage.round:
+            label = f"{'adapter, ' if recipe.mode == 'adapter' else ''}round {stage.round}"
         return measure_model(_model(recipe, folder, stage.round), recipe.evaluation, label=label, reporter=reporter)
     model, apart = _model(recipe, folder, stage.round - 1), recipe.mode == "adapter"
     settings, place = recipe.rounds[stage.round - 1], folder / f"round-{stage.round}"

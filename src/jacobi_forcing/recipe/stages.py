@@ -64,7 +64,8 @@ def plan(recipe: RecipeConfig) -> list[Stage]:
         ArtefactError, ModelError: A file or folder that the recipe names cannot be read.
     """
     base = {"model": model_inputs(recipe.model)}
-    stages = [_evaluate(recipe, 0, base)] if recipe.evaluation is not None else []
+    measured = recipe.evaluation is not None and recipe.evaluation.base
+    stages = [_evaluate(recipe, 0, base)] if measured else []
     after: dict[str, Any] = base
     for index, settings in enumerate(recipe.rounds):
         number = index + 1
@@ -131,7 +132,9 @@ def train_inputs(settings: RoundConfig, seed: int, dtype: str) -> dict[str, Any]
 def _evaluate(recipe: RecipeConfig, number: int, after: Mapping[str, Any]) -> Stage:
     assert recipe.evaluation is not None
     settings = {
-        k: v for k, v in recipe.evaluation.to_dict().items() if not k.startswith("probe") and k != "every_round"
+        k: v
+        for k, v in recipe.evaluation.to_dict().items()
+        if not k.startswith("probe") and k not in ("every_round", "base")
     }
     settings["prompts"] = prompts_inputs(recipe.evaluation.prompts)
     name = f"evaluate-{number}" if number else "evaluate-base"
