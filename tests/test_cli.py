@@ -319,7 +319,7 @@ def test_quickstart_ends_with_a_sample_and_the_next_commands(
     recipe |= {"mode": "adapter", "adapter": {"rank": 2, "lines_per_response": 2}, "output": "quick-adapter"}
     recipe["rounds"] = [{"block_size": 4, "steps": 1, "learning_rate": 1e-3, "max_length": 96}]
     (place / "quickstart-adapter.yaml").write_text(yaml.safe_dump(recipe))
-    assert main(["quickstart"]) == 0
+    assert main(["quickstart", "--mode", "both"]) == 0
     captured = capsys.readouterr()
     assert captured.out.count("adapter, round 1") == 3
     assert captured.out.count("base ") == 3
@@ -327,7 +327,7 @@ def test_quickstart_ends_with_a_sample_and_the_next_commands(
     assert main(["quickstart", "--mode", "adapter"]) == 0
     assert "--model builtin:word-problems --adapter quick-adapter/model" in capsys.readouterr().err
     assert main(["quickstart", "--mode", "half"]) == 2
-    assert main(["quickstart", "--mode", "full"]) == 0
+    assert main(["quickstart"]) == 0
     captured = capsys.readouterr()
     assert "What is 4 + 8?" in captured.out  # the first held-out prompt
     assert "sweep 1: +" in captured.err

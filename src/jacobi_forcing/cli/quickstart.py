@@ -24,7 +24,7 @@ Mode = Annotated[str, typer.Option(help="What to train: full (new weights), adap
 
 
 def quickstart(
-    mode: Mode = "both",
+    mode: Mode = "full",
     overrides: Overrides = None,
     output: Output = None,
     fresh: Fresh = False,
@@ -33,8 +33,8 @@ def quickstart(
 ) -> None:
     """Train the embedded base model to decode in parallel, and show what it gained and what it lost.
 
-    A second call goes on where the first was stopped, or shows its result again. With --mode both the adapter goes to a
-    folder of its own beside the other, and --set is for both recipes.
+    A second call goes on where the first was stopped, or shows its result again. With --mode both the table has new
+    weights and the adapter side by side; the adapter goes to a folder of its own, and --set is for both recipes.
     """
     runs = _run(mode, overrides or [], output, fresh, redo)
     models = [model for _, report in runs.values() for model in report["models"]]
