@@ -68,7 +68,7 @@ def test_the_cache_of_unequal_rows_equals_fresh_computations(arch: str, decoder:
         check(model, rows, cache)
         at_work.append(len(rows))
     assert at_work[0] == 3
-    assert at_work[-1] == 1
+    assert at_work[-1] < 3
     assert sum(at_work) == sum(row.stats.forwards for row in started)
 
 
