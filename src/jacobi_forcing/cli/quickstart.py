@@ -80,8 +80,10 @@ def _show_sample(settings: RecipeConfig, *, to_stderr: bool) -> str:
     evaluation = settings.evaluation
     assert evaluation is not None
     folder = str(Path(settings.output) / "model")
-    trained = {"adapter": folder} if settings.mode == "adapter" else {"name": folder}
-    loaded = load(dataclasses.replace(settings.model, **trained))
+    if settings.mode == "adapter":
+        loaded = load(dataclasses.replace(settings.model, adapter=folder))
+    else:
+        loaded = load(dataclasses.replace(settings.model, name=folder))
     prompt = load_prompts(evaluation.prompts, loaded.tokenizer)[0]
     print_text(f"\n{prompt.text}", to_stderr=to_stderr)
     result = answer(loaded, prompt.ids, best_decoder(evaluation), evaluation.max_new_tokens, show_sweeps=True)
