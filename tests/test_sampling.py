@@ -264,3 +264,20 @@ def test_what_samples_nothing_is_the_greedy_choice_of_the_engine() -> None:
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(ConfigError, match="seen: -1"):
         make_choose(None, do_sample=True, seed=-1)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_sampling_at_a_low_temperature_is_greedy_up_to_the_first_near_tie(arch: str) -> None:
+    """At T = 0.01 two logits that are 0.0003 apart are a fair coin, in any sampler; a gap of 0.25 is 25 T."""
+    model, text = shared_model(arch), reference(arch)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt(), *text]])).logits[0, len(prompt()) - 1 : -1]
+    top = logits.topk(2).values
+    close = ((top[:, 0] - top[:, 1]) < 0.25).nonzero().flatten().tolist()
+    clear = close[0] if close else len(text)
+    assert clear >= 2
+    cold = LogitsProcessorList([TemperatureLogitsWarper(0.01)])
+    for decoder in DECODERS:
+        row = make_row(Backbone(model), prompt(), DecodeConfig(decoder, 6), [], clear)
+        run(Backbone(model), [row], choose=make_choose(cold, do_sample=True, seed=3))
+        assert row.generated == text[:clear]
