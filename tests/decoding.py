@@ -73,7 +73,7 @@ def told_row(
     """A row whose guesses are the true text, but for a share of wrong tokens: runs of all lengths are accepted."""
     rng = random.Random(0)
 
-    class Told(ROWS[config.decoder]):  # type: ignore[misc]
+    class Told(ROWS[config.decoder]):  # type: ignore[misc]  # the base is chosen at run time
         def _first_guesses(self) -> list[int]:
             return self._told(len(super()._first_guesses()))
 
@@ -106,7 +106,7 @@ class ScriptedModel(LlamaForCausalLM):
         self.prompt_length = prompt_length
         self.fed: list[list[list[int]]] = []
 
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override]  # fewer arguments than the library's
         self,
         input_ids: Tensor,
         position_ids: Tensor,

@@ -258,7 +258,7 @@ def test_what_cannot_be_measured_is_refused(loaded: Loaded, prompts: list[Prompt
 def test_costs_are_relative_to_a_forward_of_one_token(rows: int) -> None:
     backbone = Backbone(tiny_model("llama", max_position_embeddings=64))
     seen: list[tuple[int, int]] = []
-    hook = lambda _m, _a, kwargs, _o: seen.append(tuple(kwargs["input_ids"].shape))  # noqa: E731
+    hook = lambda _m, _a, kwargs, _o: seen.append(tuple(kwargs["input_ids"].shape))  # noqa: E731 - short
     backbone.model.register_forward_hook(hook, with_kwargs=True)
     costs = cost_ratios(backbone, [8, 32], context=50, rows=rows, repeats=3)
     assert list(costs) == [1, 8, 32]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     save_tiny(folder / "settled")
     save_custom_generate(folder / "settled", DecodeConfig("recycle", 5, candidates=1))
     save_prompts(folder / "prompts.jsonl", 5)
-    before = Path.cwd()
-    os.chdir(folder)
-    yield folder
-    os.chdir(before)
+    with contextlib.chdir(folder):
+        yield folder
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,7 @@ def test_whole_numbers_serve_as_numbers() -> None:
 def test_settings_cannot_be_changed_and_may_be_replaced() -> None:
     config = DecodeConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.block_size = 3  # type: ignore[misc]
+        config.block_size = 3  # type: ignore[misc]  # wrong on purpose
     assert dataclasses.replace(config, block_size=3).block_size == 3
     with pytest.raises(ConfigError, match="block_size"):
         dataclasses.replace(config, block_size=0)

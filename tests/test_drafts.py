@@ -11,7 +11,8 @@ from jacobi_forcing.errors import ConfigError
 
 
 def fill(init: str, seed: int = 0, pool: NgramPool | None = None, vocabulary: object = None) -> DraftFill:
-    return DraftFill(DecodeConfig(draft_init=init, draft_seed=seed), [3, 4, 5], vocabulary, pool)  # type: ignore[arg-type]
+    config = DecodeConfig(draft_init=init, draft_seed=seed)  # type: ignore[arg-type]  # a name
+    return DraftFill(config, [3, 4, 5], vocabulary, pool)  # type: ignore[arg-type]  # a list or None
 
 
 def test_the_prompts_tokens_are_drawn_at_random() -> None:

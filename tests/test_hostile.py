@@ -154,5 +154,5 @@ def test_settings_as_a_dict_are_settings_and_anything_else_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"decode\.blocksize"):
         generate(shared_model("llama"), ids, decode={"blocksize": 4}, max_new_tokens=8)
     with pytest.raises(ConfigError, match="a DecodeConfig"):
-        generate(shared_model("llama"), ids, decode="window", max_new_tokens=8)  # type: ignore[arg-type]
+        generate(shared_model("llama"), ids, decode="window", max_new_tokens=8)  # type: ignore[arg-type]  # wrong
     assert DecodeConfig().decoder == "window"

@@ -29,6 +29,7 @@ LAYERS = (
     "adapter",
     "loading",
     "cache",
+    "refusals",
     "backbone",
     "sweep",
     "decode",

@@ -22,7 +22,7 @@ each_architecture = pytest.mark.parametrize("arch", ARCHITECTURES)
 def scripted(**settings: object) -> tuple[list[list[int]], list[int]]:
     """The ids that each forward was given, and how many tokens were known before it."""
     model = ScriptedModel(SCRIPT, prompt_length=3)
-    decode = DecodeConfig(decoder="multiblock", candidates=0, **settings)  # type: ignore[arg-type]
+    decode = DecodeConfig(decoder="multiblock", candidates=0, **settings)  # type: ignore[arg-type]  # of a test
     out = generate(model, torch.tensor([[1, 2, 3]]), decode=decode, max_new_tokens=30, return_dict_in_generate=True)
     accepted = out.stats.rows[0].accepted
     assert out.sequences[0, 3:].tolist() == SCRIPT[:30]
@@ -110,4 +110,4 @@ def test_a_block_that_waits_is_accepted_only_when_the_text_reaches_it() -> None:
 )
 def test_a_setting_out_of_range_is_refused_with_the_range(setting: str, value: float, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        DecodeConfig("multiblock", **{setting: value})  # type: ignore[arg-type]
+        DecodeConfig("multiblock", **{setting: value})  # type: ignore[arg-type]  # wrong on purpose

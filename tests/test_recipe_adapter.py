@@ -81,7 +81,7 @@ def test_only_responses_are_collected_and_from_the_base(place: Path) -> None:
 def test_the_text_of_base_and_adapter_is_the_bases(place: Path) -> None:
     base, adapted = (load(ModelConfig("model", device="cpu", adapter=path)) for path in (None, "run/model"))
     ids = torch.tensor([[5, 6, 7, 8]])
-    expected = base.model.generate(ids, do_sample=False, max_new_tokens=20)  # type: ignore[operator]
+    expected = base.model.generate(ids, do_sample=False, max_new_tokens=20)  # type: ignore[operator]  # a mixin's
     found = generate(adapted.model, ids, decode=DecodeConfig("window", 4), do_sample=False, max_new_tokens=20)
     assert torch.equal(expected, found)
     assert GatedAdapter.of(adapted.model) is not None

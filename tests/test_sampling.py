@@ -122,7 +122,7 @@ def test_noise_that_changes_from_sweep_to_sweep_would_be_noticed() -> None:
     model, seeds = shared_model("llama"), itertools.count()
 
     def fresh(logits: torch.Tensor, *sweep: object) -> torch.Tensor:
-        return make_choose(warpers(1.0), do_sample=True, seed=next(seeds))(logits, *sweep)  # type: ignore[arg-type]
+        return make_choose(warpers(1.0), do_sample=True, seed=next(seeds))(logits, *sweep)  # type: ignore[arg-type]  # all
 
     expected = slow_reference("llama", 1.0, "none", 0)
     row = row_of(Backbone(model), prompt(), DecodeConfig(decoder="window", block_size=4), BUDGET)

@@ -97,7 +97,7 @@ class GatedAdapter:
             return None
         first = next(iter(layers.values()))
         rank = first.lora_A.shape[0]
-        return cls(model, layers, first.gate, rank, first.scaling * rank)  # type: ignore[arg-type]
+        return cls(model, layers, first.gate, rank, first.scaling * rank)  # type: ignore[arg-type]  # any module
 
     @classmethod
     def load(cls, model: PreTrainedModel, folder: str | Path) -> GatedAdapter:
@@ -165,7 +165,7 @@ class GatedAdapter:
             raise MissingExtraError("peft", "train") from error
         settings: dict[str, Any] = LoraConfig(
             r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]
+            lora_alpha=self.alpha,  # type: ignore[arg-type]  # a float does too
             target_modules=sorted(self.layers),
             task_type="CAUSAL_LM",
             base_model_name_or_path=base or self.model.config.name_or_path or None,

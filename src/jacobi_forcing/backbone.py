@@ -12,18 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.cache import KVCache
-from jacobi_forcing.errors import CacheError, ModelError
+from jacobi_forcing.errors import ModelError
+from jacobi_forcing.refusals import refuse_unfit
 
 MaskLike = Tensor | dict[str, Tensor]
-_NEEDED = ("position_ids", "attention_mask", "cache", "use_cache")
-_EXPECTED = "a decoder-only causal LM"
-_MASKED_ATTENTION = ("sdpa", "eager")
-_MASKED_LAYERS = ("full_attention", "sliding_attention")
 
 
 class Backbone:
@@ -43,7 +40,7 @@ class Backbone:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
-        _refuse_unfit(model)
+        refuse_unfit(model)
         self.windows = _windows(self.config)
         self.adapter = GatedAdapter.of(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -175,9 +172,19 @@ class Backbone:
         ).logits
         return logits if keep is None or self._keeps_logits else logits[:, keep]
 
-    def hidden(self, ids: Tensor, positions: Tensor, mask: MaskLike | None) -> Tensor:
-        """Final hidden states [R, Q, H] without a cache; gradients flow. For losses that make logits in chunks."""
-        out = self.model.base_model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+    def hidden(self, ids: Tensor, positions: Tensor, mask: MaskLike | None, cache: Cache | None = None) -> Tensor:
+        """Final hidden states [R, Q, H]; gradients flow. For losses that make logits in chunks.
+
+        Args:
+            ids: [R, Q].
+            positions: [R, Q].
+            mask: See `forward`.
+            cache: The library's, where what stands before `ids` has its KV, and into which theirs goes.
+        """
+        extra = {} if cache is None else {"cache": cache}
+        out = self.model.base_model(
+            input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=cache is not None, **extra
+        )
         return out.last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -232,58 +239,6 @@ def as_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
     if isinstance(value, Tensor):
         return [int(item) for item in value.flatten().tolist()]
     return [int(value)] if isinstance(value, int) else [int(item) for item in value]
-
-
-def _refuse_unfit(model: PreTrainedModel) -> None:
-    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder:
-        raise ModelError(f"{name} is an encoder-decoder", expected=_EXPECTED)
-    # Some causal models say so too, but none of their layers does.
-    if getattr(config, "is_decoder", True) is False and any(
-        vars(module).get(flag) is False for module in model.modules() for flag in ("is_decoder", "is_causal")
-    ):
-        raise ModelError(f"{name} looks ahead in its text", seen="is_decoder=False", expected=_EXPECTED)
-    if model.get_output_embeddings() is None:
-        raise ModelError(f"{name} has no language-modelling head", expected="a model loaded by AutoModelForCausalLM")
-    takes = inspect.signature(model.base_model.forward).parameters
-    missing = [argument for argument in _NEEDED if argument not in takes]
-    if missing:
-        raise CacheError(
-            f"{name} cannot verify a draft: its forward takes no {', '.join(missing)}",
-            expected="positions, a 4-D mask and a key-value cache that can be rolled back",
-        )
-    kernel = getattr(model.config, "_attn_implementation", None)
-    if kernel not in _MASKED_ATTENTION:
-        raise ModelError(
-            f"{name} runs an attention kernel that takes no mask",
-            seen=kernel,
-            expected=" or ".join(_MASKED_ATTENTION),
-            remedy='load it with attn_implementation="sdpa"',
-        )
-    unfit = _unfit_layers(config)
-    if not unfit:
-        layers = DynamicCache(config=model.config).layers
-        unfit = {
-            type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
-        }
-    if unfit:
-        raise CacheError(
-            f"{name} has layers whose state cannot be rolled back or whose attention takes no mask",
-            seen=", ".join(sorted(unfit)),
-            expected="full or sliding-window attention in every layer",
-        )
-
-
-def _unfit_layers(config: Any) -> set[str]:
-    """Kinds of layer that a config names and that a mask of ours, or a roll-back, would get wrong."""
-    unfit = {kind for kind in getattr(config, "layer_types", None) or [] if kind not in _MASKED_LAYERS}
-    # The library keeps the KV of chunked layers like that of sliding ones, but another mask goes with it.
-    if getattr(config, "attention_chunk_size", None):
-        unfit.add("chunked_attention")
-    if getattr(config, "alibi", False):
-        unfit.add("alibi")
-    # Local layers have a window of their own, counted in slots of the cache: wrong where rows are of unequal length.
-    return unfit | ({"local"} & set(getattr(config, "attention_layers", None) or []))
 
 
 def _windows(config: Any) -> dict[str, int | None]:

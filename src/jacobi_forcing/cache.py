@@ -117,7 +117,7 @@ class KVCache:
         self._slots: list[Tensor | None] = [None]
         self._staged = 0
         # The library makes a layer as the model first writes to it.
-        self.library = Cache(layer_class_to_replicate=self._new_layer)  # type: ignore[arg-type]
+        self.library = Cache(layer_class_to_replicate=self._new_layer)  # type: ignore[arg-type]  # any factory will do
         self.lengths = [0] * rows
         self.width = 0
 

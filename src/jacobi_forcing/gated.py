@@ -36,7 +36,7 @@ class GatedLinear(nn.Module):
         super().__init__()
         self.base, self.scaling, self.gate = base, scaling, gate
         width, height = _features(base)
-        like: Tensor = base.weight  # type: ignore[assignment]
+        like: Tensor = base.weight  # type: ignore[assignment]  # a linear layer's weight
         self.lora_A = nn.Parameter(torch.empty(rank, width, dtype=like.dtype, device=like.device))
         self.lora_B = nn.Parameter(torch.zeros(height, rank, dtype=like.dtype, device=like.device))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
@@ -67,5 +67,5 @@ class GatedLinear(nn.Module):
 
 def _features(layer: nn.Module) -> tuple[int, int]:
     """Input and output width; GPT-2 keeps its weights the other way round."""
-    first, second = layer.weight.shape  # type: ignore[misc]
+    first, second = layer.weight.shape  # type: ignore[misc]  # a linear layer's weight
     return (int(first), int(second)) if isinstance(layer, Conv1D) else (int(second), int(first))

@@ -179,7 +179,7 @@ def _load_model(location: str, config: ModelConfig, options: dict[str, Any]) -> 
     # With trust_remote_code the library puts a model's own `custom_generate` in the place of its `generate`. What calls
     # `model.generate` here means the library's: it is what decoders are compared with.
     vars(model).pop("generate", None)
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)  # type: ignore[arg-type]  # annotated for strings
     loaded: PreTrainedModel = model.eval()
     return loaded
 

@@ -72,7 +72,7 @@ def portable_argv(argv: list[str]) -> list[str]:
     """
     if not argv:
         return []
-    return [os.path.basename(argv[0]), *(_portable_text(argument) for argument in argv[1:])]
+    return [os.path.basename(argv[0]), *(portable(argument) for argument in argv[1:])]
 
 
 def source_commit(folder: Path) -> dict[str, Any] | None:
@@ -196,7 +196,7 @@ def _portable(value: Any, name: str) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (str, os.PathLike)):
-        return _portable_text(os.fspath(value))
+        return portable(os.fspath(value))
     if isinstance(value, Mapping):
         return {str(key): _portable(inner, f"{name}.{key}") for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -208,7 +208,8 @@ def _portable(value: Any, name: str) -> Any:
     )
 
 
-def _portable_text(text: str) -> str:
+def portable(text: str) -> str:
+    """A name, path or argument without what is private to this machine, see `portable_argv`."""
     option, equals, value = text.partition("=")
     if equals and option.startswith("-"):
         return f"{option}={_portable_path(value)}"

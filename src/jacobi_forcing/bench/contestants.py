@@ -15,6 +15,7 @@ from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.cost import synchronise
 from jacobi_forcing.blocks import first_eos
 from jacobi_forcing.config import DecodeConfig
+from jacobi_forcing.decode.engine import ROWS
 from jacobi_forcing.decode.generate import GenerateOutput, generate
 from jacobi_forcing.decode.stats import RowStats
 from jacobi_forcing.errors import ConfigError
@@ -141,7 +142,7 @@ class Contestant:
                 # One tokenizer, heads padded to unequal sizes: the library then insists on being shown both.
                 extra |= {"tokenizer": loaded.tokenizer, "assistant_tokenizer": self.assistant.tokenizer}
         # Not `model.generate`: a model loaded with trust_remote_code=True may have ours there.
-        plain = type(loaded.model).generate  # type: ignore[attr-defined]
+        plain = type(loaded.model).generate  # type: ignore[attr-defined]  # a mixin's, unknown to mypy
         return lambda ids, **options: plain(loaded.model, ids, **extra, **options)
 
 
@@ -184,7 +185,7 @@ def assisted(loaded: Loaded, assistant: Loaded) -> Contestant:
 def used(config: DecodeConfig) -> DecodeConfig:
     """The same decoder with every setting that it does not use at its default."""
     name, fill = config.decoder, config.draft_init
-    pooled = name in ("recycle", "multiblock")
+    pooled = ROWS[name].recycles
     unused = {"sample_seed"}
     if name == AR:
         unused |= {"block_size", "draft_init", "draft_seed", "prompt_ngrams"}

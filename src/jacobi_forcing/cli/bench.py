@@ -191,19 +191,14 @@ def _report(results: list[dict[str, Any]], source: PromptsConfig, seed: int) -> 
         "version": SCHEMA_VERSION,
         "kind": "bench",
         "models": results,
-        "prompts": {**source.to_dict(), "source": _portable(source.source)},
+        "prompts": {**source.to_dict(), "source": provenance.portable(source.source)},
         "provenance": provenance.collect(seed=seed),
     }
 
 
-def _portable(name: str) -> str:
-    """A name or path without what is private to this machine: figures are meant to be passed on."""
-    return provenance.portable_argv(["", name])[1]
-
-
 def _label(settings: ModelConfig) -> str:
-    name = _portable(settings.name)
-    return name if settings.adapter is None else f"{name} + {_portable(settings.adapter)}"
+    name = provenance.portable(settings.name)
+    return name if settings.adapter is None else f"{name} + {provenance.portable(settings.adapter)}"
 
 
 def _measure(plan: _Plan) -> list[dict[str, Any]]:
@@ -241,6 +236,6 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
                 label=_label(settings),
                 on_progress=lambda done, total: bars.progress(done, total, "prompts"),
             )
-            results.append({**result.to_dict(), "model": _portable(settings.name)})
+            results.append({**result.to_dict(), "model": provenance.portable(settings.name)})
             bars.end("bench", f"{settings.name}: {len(found)} prompts")
     return results

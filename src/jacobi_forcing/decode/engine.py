@@ -77,10 +77,11 @@ def make_row(
             expected=f"at most {boundary} tokens in all, or a prompt that is longer",
             remedy=f"use max_new_tokens={boundary - len(prompt)} or less" if len(prompt) < boundary else None,
         )
-    recycles = config.decoder in ("recycle", "multiblock") and config.candidates > 0
+    decoder = ROWS[config.decoder]
+    recycles = decoder.recycles and config.candidates > 0
     pool = NgramPool() if recycles or config.draft_init == "pool" else None
     fill = DraftFill(config, prompt, vocabulary, pool)
-    row = ROWS[config.decoder](prompt, config, eos_ids, max_new_tokens, fill, pool, stop)
+    row = decoder(prompt, config, eos_ids, max_new_tokens, fill, pool, stop)
     row.drafts_apart = backbone.adapter is not None
     return row
 
@@ -168,7 +169,7 @@ class _Shapes:
         budget = max(row.max_new_tokens for row in rows)
         draft = 1 if config.decoder == "ar" else min(config.block_size, budget)
         blocks = min(config.num_blocks, -(-budget // draft) + 1) if config.decoder == "multiblock" else 1
-        lines = 1 + (config.candidates if config.decoder in ("recycle", "multiblock") else 0)
+        lines = 1 + (config.candidates if rows[0].recycles else 0)
         self._least = _power_of_two(draft)
         apart = (1 + draft * blocks) if rows[0].drafts_apart else 0
         widest = self.slots(draft * blocks + (lines - 1) * (draft + 1) + apart)

@@ -110,6 +110,7 @@ class _Asked:
     tokenizer: Any
     vocabulary: Sequence[int] | None
     stop_strings: str | list[str] | None
+    backbone: Backbone | None = None
 
     def completed(self) -> _Asked:
         """With what the library, which is calling us, keeps to itself."""
@@ -130,8 +131,9 @@ def _through_library(
     kwargs: dict[str, Any],
 ) -> Tensor | GenerateOutput:
     """Called directly: the library prepares lengths, end tokens and masks, then calls back with all of them."""
-    Backbone(model)  # A model that does not fit is refused before the library runs any part of it.
-    asked = replace(asked, decode=asked.decode or saved_decode(generation_config, model.generation_config))
+    backbone = Backbone(model)  # A model that does not fit is refused before the library runs any part of it.
+    decode = asked.decode or saved_decode(generation_config, model.generation_config)
+    asked = replace(asked, decode=decode, backbone=backbone)
     if in_force("temperature", model, generation_config, kwargs) == 0:
         generation_config, kwargs = override(model, generation_config, kwargs, do_sample=False, temperature=1.0)
     strings = asked.stop_strings or in_force("stop_strings", model, generation_config, kwargs)
@@ -140,7 +142,7 @@ def _through_library(
         generation_config, kwargs = override(model, generation_config, kwargs, stop_strings=None)
         asked = replace(asked, stop_strings=strings)
     # Not `model.generate`: a model loaded with trust_remote_code=True may have ours there.
-    return type(model).generate(  # type: ignore[attr-defined]
+    return type(model).generate(  # type: ignore[attr-defined]  # a mixin's, unknown to mypy
         model,
         generation_config=generation_config,
         streamer=asked.streamer,
@@ -166,7 +168,7 @@ def _decode(
     streamer = asked.streamer
     if streamer is not None and len(input_ids) > 1:
         raise ConfigError("A streamer takes one text at a time", seen=f"{len(input_ids)} rows", expected="1 row")
-    backbone = Backbone(model)
+    backbone = asked.backbone or Backbone(model)
     ends = Ends.of(stopping_criteria, input_ids.shape[1], input_ids.device)
     vocabulary, samples = asked.ids_for_drafts(config), generation_config.num_return_sequences or 1
     windowed = any(backbone.windows.values())

@@ -25,14 +25,12 @@ from jacobi_forcing.decode.rows import Row
 class MultiblockRow(Row):
     """Blocks start at multiples of n in the generated text."""
 
+    recycles = True
+
     def __init__(self, *args: object, **kwargs: object) -> None:
         # Pseudo-accepted tokens of each block behind the real-active one.
         self._pseudo: list[int] = []
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-
-    @property
-    def _candidates_wanted(self) -> int:
-        return self.config.candidates
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # handed on as they are
 
     @property
     def _real_start(self) -> int:

@@ -9,6 +9,7 @@ others are candidates out of the n-gram pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from jacobi_forcing.blocks import common_prefix, first_eos
 from jacobi_forcing.config import DecodeConfig
@@ -41,7 +42,10 @@ class Row:
             and not much more than was accepted lately. Where not, all are verified, for the sake of what is predicted.
         padding: Left padding that the row had in the caller's batch, tokens.
         sample: Which sample of its prompt this is; rows of one prompt differ in it.
+        recycles: Whether the decoder verifies candidates beside the draft.
     """
+
+    recycles: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -197,9 +201,9 @@ class Row:
         if leftover:
             # Behind the last right token there is a rejected draft: what was predicted on it.
             self.pool.add([self.text[-1], *leftover])
-        if self._candidates_wanted:
+        if self.recycles:
             length = min(self.config.block_size - 1, self._room)
-            found = self.pool.look_up(self.text, self._candidates_wanted, length, [self.guesses])
+            found = self.pool.look_up(self.text, self.config.candidates, length, [self.guesses])
             # A run that begins with the whole draft takes its place: beside it, it would cost the same slots twice.
             longer = next((run for run in found if run[: len(self.guesses)] == self.guesses), None)
             if longer:
@@ -210,10 +214,6 @@ class Row:
     def _hope(self) -> int:
         """Twice what one of the last sweeps accepted, and a few: what is right beyond it waits for the next sweep."""
         return 4 + 2 * max(sweep.accepted for sweep in self.stats.sweeps[-4:])
-
-    @property
-    def _candidates_wanted(self) -> int:
-        return 0
 
     @property
     def _room(self) -> int:
@@ -253,6 +253,4 @@ class WindowRow(Row):
 class RecycleRow(WindowRow):
     """The running window, and runs out of the n-gram pool beside it (section 3.4.6)."""
 
-    @property
-    def _candidates_wanted(self) -> int:
-        return self.config.candidates
+    recycles = True

@@ -9,17 +9,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from jacobi_forcing import provenance
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import AdapterSettings, EvaluationConfig, ModelConfig, RoundConfig
 from jacobi_forcing.files import new_folder, remove, write_json
-from jacobi_forcing.loading import load, resolve_device
+from jacobi_forcing.loading import load
 from jacobi_forcing.recipe.probe import Probe
 from jacobi_forcing.recipe.reporter import Reporter
-from jacobi_forcing.recipe.training import CHECKPOINTS, LOG_EVERY, TrainLog, log_result
-from jacobi_forcing.training import last_checkpoint
+from jacobi_forcing.recipe.training import TrainLog, log_result, quiet, resume
 from jacobi_forcing.training.adapter_config import AdapterConfig
 from jacobi_forcing.training.adapter_trainer import AdapterTrainer
 from jacobi_forcing.trajectories.store import TrajectoryReader
@@ -71,14 +70,7 @@ def train_adapter(
     )
     if evaluation is not None and evaluation.probe_steps is not None:
         trainer.add_callback(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
-    trainer.remove_callback(PrinterCallback)  # it prints to standard output
-    last = last_checkpoint(checkpoints)
-    for path in checkpoints.glob("checkpoint-*"):
-        if path != last:
-            remove(path)
-    if last is not None:
-        reporter.note(f"goes on at step {last.name.removeprefix('checkpoint-')}")
-    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    resume(trainer, checkpoints, reporter)
     record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict(), adapter=adapter.to_dict())
     _save(trainer.adapter, model.name, folder / "model", record)
     remove(checkpoints)
@@ -88,7 +80,6 @@ def train_adapter(
 def _arguments(
     model: ModelConfig, settings: RoundConfig, adapter: AdapterSettings, checkpoints: Path, seed: int
 ) -> AdapterConfig:
-    device = resolve_device(model.device)
     options = {**adapter.to_dict(), "targets": None if adapter.targets is None else list(adapter.targets)}
     return AdapterConfig(
         output_dir=str(checkpoints),
@@ -104,19 +95,12 @@ def _arguments(
         warmup_steps=settings.warmup_ratio,
         save_steps=settings.save_steps,
         misfits=settings.misfits,
-        bf16=model.dtype == "bfloat16",
-        fp16=model.dtype == "float16",
-        use_cpu=device.type == "cpu",
-        dataloader_pin_memory=device.type == "cuda",
-        logging_steps=LOG_EVERY,
-        save_total_limit=CHECKPOINTS,
-        report_to="none",
-        disable_tqdm=True,
+        **quiet(model),
         **options,
     )
 
 
 def _save(adapter: GatedAdapter, base: str, folder: Path, record: dict[str, Any]) -> None:
     with new_folder(folder) as temporary:
-        adapter.save(temporary, base=provenance.portable_argv(["", base])[1])
+        adapter.save(temporary, base=provenance.portable(base))
         write_json(temporary / "provenance.json", record)

@@ -50,5 +50,5 @@ def measure_model(model: ModelConfig, settings: EvaluationConfig, *, label: str,
     size = f" n={best['block_size']}" if best["block_size"] else ""
     summary = f"{solved}at best {best['speedup']:.2f}× with {best['decoder']}{size}"
     # The name may be a path of this machine; reports are meant to be passed on.
-    result["model"] = provenance.portable_argv(["", model.name])[1]
+    result["model"] = provenance.portable(model.name)
     return {**result, "quality": quality.to_dict(), "summary": summary}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from jacobi_forcing import provenance
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, RoundConfig
@@ -69,19 +69,12 @@ def train_model(
         callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
     trainer = JacobiForcingTrainer(
         loaded.model,
-        _arguments(model, settings, checkpoints, seed),
+        JacobiForcingConfig.from_round(settings, str(checkpoints), seed=seed, **quiet(model)),
         reader,
         processing_class=loaded.tokenizer,
         callbacks=callbacks,
     )
-    trainer.remove_callback(PrinterCallback)  # it prints to standard output
-    last = last_checkpoint(checkpoints)
-    for path in checkpoints.glob("checkpoint-*"):
-        if path != last:
-            remove(path)
-    if last is not None:
-        reporter.note(f"goes on at step {last.name.removeprefix('checkpoint-')}")
-    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    resume(trainer, checkpoints, reporter)
     record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict())
     _save(loaded, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
     remove(checkpoints)
@@ -98,24 +91,31 @@ def _with_states(trajectories: Path) -> TrajectoryReader:
     return reader
 
 
-def _arguments(model: ModelConfig, settings: RoundConfig, checkpoints: Path, seed: int) -> JacobiForcingConfig:
-    """The trainer's settings: the round's, and what a quiet, resumable run on one device needs."""
+def quiet(model: ModelConfig) -> dict[str, Any]:
+    """What the library's settings need for a quiet, resumable run on one device."""
     device = resolve_device(model.device)
-    return JacobiForcingConfig.from_round(
-        settings,
-        str(checkpoints),
-        seed=seed,
-        misfits=settings.misfits,
-        activation_checkpointing=settings.gradient_checkpointing,
-        bf16=model.dtype == "bfloat16",
-        fp16=model.dtype == "float16",
-        use_cpu=device.type == "cpu",
-        dataloader_pin_memory=device.type == "cuda",
-        logging_steps=LOG_EVERY,
-        save_total_limit=CHECKPOINTS,
-        report_to="none",
-        disable_tqdm=True,
-    )
+    return {
+        "bf16": model.dtype == "bfloat16",
+        "fp16": model.dtype == "float16",
+        "use_cpu": device.type == "cpu",
+        "dataloader_pin_memory": device.type == "cuda",
+        "logging_steps": LOG_EVERY,
+        "save_total_limit": CHECKPOINTS,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def resume(trainer: Trainer, checkpoints: Path, reporter: Reporter) -> None:
+    """Train to the end, from the last whole checkpoint if there is one; others are thrown away."""
+    trainer.remove_callback(PrinterCallback)  # it prints to standard output
+    last = last_checkpoint(checkpoints)
+    for path in checkpoints.glob("checkpoint-*"):
+        if path != last:
+            remove(path)
+    if last is not None:
+        reporter.note(f"goes on at step {last.name.removeprefix('checkpoint-')}")
+    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
 
 
 def _save(loaded: Loaded, model: ModelConfig, folder: Path, decode: DecodeConfig, record: dict[str, Any]) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from transformers import SchedulerType, TrainingArguments
 
-from jacobi_forcing.config import Misfits, Optimizer
-from jacobi_forcing.errors import ConfigError
-
-States = Literal["drawn", "every"]
+from jacobi_forcing.config import AdapterStates, Misfits, Optimizer
+from jacobi_forcing.training.common import UNSUPPORTED, check_settings
 
 _LEAST: dict[str, int] = {
     "rank": 1,
@@ -23,14 +20,10 @@ _LEAST: dict[str, int] = {
     "right_weight": 0,
     "slot_decay": 0,
 }
-_CHOICES: dict[str, Any] = {"states": States, "optimizer": Optimizer, "misfits": Misfits}
-# Each would be accepted by the library and then do nothing, or the wrong thing, here.
+_CHOICES: dict[str, Any] = {"states": AdapterStates, "optimizer": Optimizer, "misfits": Misfits}
 _UNSUPPORTED: dict[str, str] = {
+    **UNSUPPORTED,
     "remove_unused_columns": "the loss needs every column of a row",
-    "label_smoothing_factor": "the consistency loss has distributions for targets",
-    "torch_compile": "the loss does not go through the compiled forward",
-    "deepspeed": "the loss does not go through the wrapped forward",
-    "fsdp": "the loss does not go through the wrapped forward",
     "gradient_checkpointing": "the library then hides the clean KV from the lines",
     "activation_checkpointing": "the library then hides the clean KV from the lines",
     "load_best_model_at_end": "the library would look for whole models in the checkpoints",
@@ -93,15 +86,5 @@ class AdapterConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Check what this package adds, then let the library do its own."""
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"'{name}' is too small", seen=getattr(self, name), expected=f"at least {least}")
-        for name, kind in _CHOICES.items():
-            choices = typing.get_args(kind)
-            if getattr(self, name) not in choices:
-                seen, expected = repr(getattr(self, name)), "one of " + ", ".join(choices)
-                raise ConfigError(f"'{name}' has a wrong value", seen=seen, expected=expected)
-        for name, reason in _UNSUPPORTED.items():
-            if getattr(self, name):
-                raise ConfigError(f"'{name}' is not supported here: {reason}", remedy="leave it at its default")
+        check_settings(self, _LEAST, _CHOICES, _UNSUPPORTED)
         super().__post_init__()

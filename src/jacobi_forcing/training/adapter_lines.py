@@ -112,9 +112,9 @@ class CleanPass:
             # No token sees what is behind it, so the padding on the right needs no mask.
             causal = (self._columns[:1, :, None] >= self._columns[:1, None, :]).expand(rows, -1, -1)
             mask = backbone.attention_mask(causal, self._columns, self._columns)
-            self.hidden = _hidden(backbone, ids, self._columns, mask, cache)
-        # The library's annotations allow for layers of other kinds.
-        self._kv: list[Any] = [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[union-attr]
+            self.hidden = backbone.hidden(ids, self._columns, mask, cache)
+        layers: list[Any] = cache.layers  # the library's annotations allow for layers of other kinds
+        self._kv: list[Any] = [(layer.keys, layer.values) for layer in layers]
 
     def lines(self, adapter: GatedAdapter, state: State) -> Tensor:
         """Final hidden states [R, K, n, H] of the lines, gate open; gradients flow to the adapter."""
@@ -131,7 +131,7 @@ class CleanPass:
         )
         cache = Cache(layers=[_CleanLayer(keys, values) for keys, values in self._kv])
         with adapter.gated():
-            hidden = _hidden(self.backbone, state.ids.flatten(1), positions, mask, cache)
+            hidden = self.backbone.hidden(state.ids.flatten(1), positions, mask, cache)
         return hidden.view(rows, count, slots, -1)
 
     def teacher(self, state: State) -> Tensor:
@@ -212,11 +212,3 @@ def greedy(backbone: Backbone, hidden: Tensor, chunk_size: int) -> Tensor:
 def _positions(state: State) -> Tensor:
     """Position of each slot [R, K, n], past the end of the text as well."""
     return state.start[..., None] + torch.arange(state.ids.shape[-1], device=state.ids.device)
-
-
-def _hidden(backbone: Backbone, ids: Tensor, positions: Tensor, mask: Any, cache: Cache) -> Tensor:
-    out = backbone.model.base_model(
-        input_ids=ids, position_ids=positions, attention_mask=mask, cache=cache, use_cache=True
-    )
-    hidden: Tensor = out.last_hidden_state
-    return hidden

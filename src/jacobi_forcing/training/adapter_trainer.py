@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer
 
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.backbone import Backbone
-from jacobi_forcing.errors import ConfigError, DataError
+from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.training.adapter_config import AdapterConfig
 from jacobi_forcing.training.adapter_lines import CleanPass, State, Texts, greedy, slot_losses
 from jacobi_forcing.training.adapter_rows import Answered, LineCollator, LineRows
+from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows, refuse_several_devices
 
 
 class LineLosses(NamedTuple):
@@ -30,16 +31,6 @@ class LineLosses(NamedTuple):
     total: Tensor
     gained: Tensor
     sweeps: Tensor
-
-
-class _EpochSetter(TrainerCallback):
-    """Tells the data set which epoch begins, in the epoch of a resumption too, where the data loader does not."""
-
-    def __init__(self, rows: LineRows) -> None:
-        self.rows = rows
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.rows.set_epoch(int(state.epoch))
 
 
 class AdapterTrainer(Trainer):
@@ -81,12 +72,7 @@ class AdapterTrainer(Trainer):
         processing_class: Any = None,
         **kwargs: Any,
     ) -> None:
-        if args.n_gpu > 1 or args.world_size > 1:
-            raise ConfigError(
-                "Training runs on one device",
-                seen=f"{args.n_gpu} GPUs in {args.world_size} processes",
-                remedy="set CUDA_VISIBLE_DEVICES to one of them",
-            )
+        refuse_several_devices(args)
         self.settings = args
         self.backbone = Backbone(model)
         rows = self._rows(responses)
@@ -103,7 +89,7 @@ class AdapterTrainer(Trainer):
             eval_dataset=eval_rows,
             **kwargs,
         )
-        self.add_callback(_EpochSetter(rows))
+        self.add_callback(EpochSetter(rows))
         self.backbone.verify_head()
         self._sums: dict[str, Tensor] = {}
 
@@ -117,20 +103,10 @@ class AdapterTrainer(Trainer):
                 max_sweeps=args.max_sweeps,
                 max_length=args.max_length,
                 seed=args.seed,
-                misfits=args.misfits,  # type: ignore[arg-type]
+                misfits=args.misfits,  # type: ignore[arg-type]  # checked in __post_init__
             )
-        limits = (
-            ("token id", rows.max_token + 1, self.backbone.vocab_size, "generate with this model's tokenizer"),
-            ("position", rows.max_positions, self.backbone.context_length, "lower max_length"),
-        )
-        for name, needed, limit, remedy in limits:
-            if limit is not None and needed > limit:
-                raise DataError(
-                    f"The texts have a {name} that the model has not",
-                    seen=needed - 1,
-                    expected=f"below {limit}",
-                    remedy=remedy,
-                )
+        remedies = ("generate with this model's tokenizer", "lower max_length")
+        refuse_foreign_rows(rows, self.backbone, "texts", *remedies)
         return rows
 
     def _check_rank(self) -> None:

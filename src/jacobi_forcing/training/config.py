@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ from jacobi_forcing.config import (
     SchedulePhase,
 )
 from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.training.common import UNSUPPORTED, check_settings
 
 _LEAST: dict[str, int] = {"block_size": 1, "window_size": 1, "max_length": 1, "logits_chunk_size": 1, "ar_weight": 0}
 _CHOICES: dict[str, Any] = {
@@ -30,13 +30,9 @@ _CHOICES: dict[str, Any] = {
     "optimizer": Optimizer,
     "misfits": Misfits,
 }
-# Each would be accepted by the library and then do nothing, or the wrong thing, here.
 _UNSUPPORTED: dict[str, str] = {
+    **UNSUPPORTED,
     "remove_unused_columns": "the loss needs every column of a packed row",
-    "label_smoothing_factor": "the consistency loss has distributions for targets",
-    "torch_compile": "the loss does not go through the compiled forward",
-    "deepspeed": "the loss does not go through the wrapped forward",
-    "fsdp": "the loss does not go through the wrapped forward",
 }
 
 
@@ -105,17 +101,7 @@ class JacobiForcingConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Check what this package adds, then let the library do its own."""
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"'{name}' is too small", seen=getattr(self, name), expected=f"at least {least}")
-        for name, kind in _CHOICES.items():
-            choices = typing.get_args(kind)
-            if getattr(self, name) not in choices:
-                seen, expected = repr(getattr(self, name)), "one of " + ", ".join(choices)
-                raise ConfigError(f"'{name}' has a wrong value", seen=seen, expected=expected)
-        for name, reason in _UNSUPPORTED.items():
-            if getattr(self, name):
-                raise ConfigError(f"'{name}' is not supported here: {reason}", remedy="leave it at its default")
+        check_settings(self, _LEAST, _CHOICES, _UNSUPPORTED)
         if self.temperature <= 0:
             raise ConfigError("'temperature' is too small", seen=self.temperature, expected="more than 0")
         super().__post_init__()

@@ -38,7 +38,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         ]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no overload
         """One step of both; the learning rates are those that a scheduler left in `param_groups`."""
         for part, group in zip(self.parts, self.param_groups, strict=True):
             part.param_groups[0]["lr"] = group["lr"]

@@ -9,32 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer
 
 from jacobi_forcing.backbone import Backbone
-from jacobi_forcing.errors import ConfigError, DataError
+from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.losses import Losses, LossItems, position_losses, reduce_losses
 from jacobi_forcing.mask import visible
 from jacobi_forcing.packing import PackedRows
 from jacobi_forcing.tags import Tags
 from jacobi_forcing.training.collator import Collator
+from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows, refuse_several_devices
 from jacobi_forcing.training.config import JacobiForcingConfig
 from jacobi_forcing.training.muon import MuonWithAdamW
 from jacobi_forcing.trajectories.store import Trajectory
-
-
-class _EpochSetter(TrainerCallback):
-    """Tells the data set which epoch begins.
-
-    The data loader would do so too, but not in the epoch in which a run is resumed: there its sampler is wrapped, and
-    it then passes the data set over.
-    """
-
-    def __init__(self, rows: PackedRows) -> None:
-        self.rows = rows
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.rows.set_epoch(int(state.epoch))
 
 
 class JacobiForcingTrainer(Trainer):
@@ -75,12 +62,7 @@ class JacobiForcingTrainer(Trainer):
         processing_class: Any = None,
         **kwargs: Any,
     ) -> None:
-        if args.n_gpu > 1 or args.world_size > 1:
-            raise ConfigError(
-                "Training runs on one device",
-                seen=f"{args.n_gpu} GPUs in {args.world_size} processes",
-                remedy="set CUDA_VISIBLE_DEVICES to one of them",
-            )
+        refuse_several_devices(args)
         self.backbone = Backbone(model)
         self.settings = args
         rows = self._packed(trajectories, args)
@@ -88,12 +70,16 @@ class JacobiForcingTrainer(Trainer):
         super().__init__(
             model=model,
             args=args,
-            data_collator=Collator(processing_class, args.loss_positions, args.loss_reduction),  # type: ignore[arg-type]
+            data_collator=Collator(
+                processing_class,
+                args.loss_positions,  # type: ignore[arg-type]  # checked in __post_init__
+                args.loss_reduction,  # type: ignore[arg-type]  # checked in __post_init__
+            ),
             train_dataset=rows,
             eval_dataset=eval_rows,
             **kwargs,
         )
-        self.add_callback(_EpochSetter(rows))
+        self.add_callback(EpochSetter(rows))
         self.backbone.verify_head()
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
@@ -108,9 +94,9 @@ class JacobiForcingTrainer(Trainer):
                 schedule=args.schedule,
                 t_min=args.t_min,
                 t_max=args.t_max,
-                schedule_phase=args.schedule_phase,  # type: ignore[arg-type]
+                schedule_phase=args.schedule_phase,  # type: ignore[arg-type]  # checked in __post_init__
                 seed=args.seed,
-                misfits=args.misfits,  # type: ignore[arg-type]
+                misfits=args.misfits,  # type: ignore[arg-type]  # checked in __post_init__
             )
         if rows.block_size != args.block_size:
             raise ConfigError(
@@ -119,18 +105,8 @@ class JacobiForcingTrainer(Trainer):
                 expected=args.block_size,
                 remedy="collect again, or set block_size to theirs",
             )
-        limits = (
-            ("token id", rows.max_token + 1, self.backbone.vocab_size, "collect with this model's tokenizer"),
-            ("position", rows.max_positions, self.backbone.context_length, "collect shorter responses"),
-        )
-        for name, needed, limit, remedy in limits:
-            if limit is not None and needed > limit:
-                raise DataError(
-                    f"The trajectories have a {name} that the model has not",
-                    seen=needed - 1,
-                    expected=f"below {limit}",
-                    remedy=remedy,
-                )
+        remedies = ("collect with this model's tokenizer", "collect shorter responses")
+        refuse_foreign_rows(rows, self.backbone, "trajectories", *remedies)
         return rows
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
