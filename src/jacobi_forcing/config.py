@@ -16,7 +16,7 @@ LossReduction = Literal["block", "token"]
 SchedulePhase = Literal["fixed", "random"]
 Mask = Literal["noise_conditioned", "noise_conditioned_window", "intra_window_clean", "clean_context"]
 Template = Literal["auto", "chat", "raw"]
-Task = Literal["none", "word_problems", "gsm8k"]
+Task = Literal["none", "word_problems", "gsm8k", "orders"]
 Optimizer = Literal["adamw", "muon"]
 Mode = Literal["full", "adapter"]
 AdapterStates = Literal["drawn", "every"]
@@ -74,7 +74,7 @@ class ModelConfig(Config):
 class PromptsConfig(Config):
     """Where prompts come from and how they are put to the model."""
 
-    source: str = option(help="path of a .jsonl file, hub data set name, or builtin:word-problems")
+    source: str = option(help="path of a .jsonl file, hub data set name, builtin:word-problems, or builtin:orders")
     subset: str | None = option(None, help="configuration of a hub data set, or mixed/regular of the builtin one")
     split: str = option("train", help="split of a hub data set, or train/heldout of the builtin one")
     field: str = option("prompt", help="key that holds the prompt")

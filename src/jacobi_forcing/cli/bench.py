@@ -14,7 +14,7 @@ from jacobi_forcing import provenance
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import print_json
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PromptsConfig
-from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.embedded import BUILTIN, BUILTIN_TASKS
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import write_json
 
@@ -135,12 +135,11 @@ def _plan(given: Mapping[str, Any]) -> _Plan:
     Raises:
         ConfigError: One is wrong.
     """
-    builtin = given["prompts"] == BUILTIN
     source = options.settings(
         PromptsConfig,
         given,
         source=given["prompts"],
-        split=given["split"] or ("heldout" if builtin else "test"),
+        split=given["split"] or ("heldout" if given["prompts"] in BUILTIN_TASKS else "test"),
         seed=given["prompts_seed"],
     )
     choices = [given[name] or [getattr(DecodeConfig, name)] for name in ("decoder", *_SWEPT)]
@@ -148,7 +147,7 @@ def _plan(given: Mapping[str, Any]) -> _Plan:
         EvaluationConfig,
         {"max_new_tokens": given["max_new_tokens"]},
         prompts=source,
-        task=given["task"] or ("word_problems" if builtin else "none"),
+        task=given["task"] or BUILTIN_TASKS.get(given["prompts"], "none"),
         decode=[
             options.settings(DecodeConfig, given, **dict(zip(("decoder", *_SWEPT), values, strict=True)))
             for values in itertools.product(*choices)

@@ -126,10 +126,10 @@ CandidateCounts = Annotated[list[int] | None, several("candidates")]
 BlockCounts = Annotated[list[int] | None, several("num_blocks")]
 SpawnRatios = Annotated[list[float] | None, several("spawn_ratio")]
 SplitOrTest = Annotated[
-    str | None, option(PromptsConfig, "split", show_default="heldout of the builtin source, test else")
+    str | None, option(PromptsConfig, "split", show_default="heldout of a builtin source, test else")
 ]
 TaskName = Annotated[
-    str | None, option(EvaluationConfig, "task", show_default="word_problems for the builtin source, none else")
+    str | None, option(EvaluationConfig, "task", show_default="the one of a builtin source, none else")
 ]
 
 RoundBlockSize = Annotated[int, option(RoundConfig, "block_size", "--block-size", "-n")]

@@ -7,6 +7,7 @@ from decimal import Decimal, InvalidOperation
 
 from jacobi_forcing.config import Task
 from jacobi_forcing.embedded.problems import extract_result, is_solved
+from jacobi_forcing.embedded.structured import read_object
 from jacobi_forcing.errors import DataError
 
 _NUMBER = re.compile(r"(?<![\w.])([-−]?)[$€£]?([-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-−]?\.\d+)")
@@ -21,17 +22,23 @@ def grade(task: Task, text: str, reference: str) -> bool:
 
     Args:
         task: `word_problems`: the number that the answer states last with "The answer is". `gsm8k`: see `final_number`.
+            `orders`: the first JSON object of the text has the reference's keys and values.
         text: What the model wrote, without the prompt.
         reference: The reference answer: a number, or a worked answer that ends with one.
 
     Raises:
-        DataError: The reference holds no number.
+        DataError: The reference holds no number, or no object.
     """
     if task == "none":
-        raise DataError("Nothing can be graded", seen="task: none", expected="word_problems or gsm8k")
+        raise DataError("Nothing can be graded", seen="task: none", expected="word_problems, gsm8k or orders")
     if task == "word_problems":
         stated = extract_result(reference)
         return is_solved(text, int(_reference(reference)) if stated is None else stated)
+    if task == "orders":
+        wanted = read_object(reference)
+        if wanted is None:
+            raise DataError("A reference answer holds no JSON object", seen=repr(reference[:80]))
+        return read_object(text) == wanted
     return final_number(text) == _reference(reference)
 
 

@@ -18,8 +18,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from jacobi_forcing.config import PromptsConfig, Template
-from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.embedded import BUILTIN, BUILTIN_TASKS
 from jacobi_forcing.embedded.problems import problems
+from jacobi_forcing.embedded.structured import orders
 from jacobi_forcing.errors import DataError, MissingExtraError
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def load_prompts(
     """
     # Settled once, so that what is to be said about the template is said once and not for every prompt.
     # The built-in problems are made to be used as they are: about them there is nothing to say.
-    quiet = config.source == BUILTIN
+    quiet = config.source in BUILTIN_TASKS
     template: Template = "chat" if _wants_chat(config.template, tokenizer, quiet=quiet) else "raw"
     end = None if config.limit is None else config.offset + config.limit
     prompts = []
@@ -176,25 +177,33 @@ Record = tuple[int, Any, str | None]
 
 
 def _records(config: PromptsConfig) -> Iterator[Record]:
-    if config.source == BUILTIN:
+    if config.source in BUILTIN_TASKS:
         return _builtin_records(config)
     if config.source.startswith("builtin:"):
-        raise DataError("Unknown builtin source", seen=config.source, expected=BUILTIN)
+        raise DataError("Unknown builtin source", seen=config.source, expected=" or ".join(BUILTIN_TASKS))
     if config.source.endswith((".jsonl", ".json")) or Path(config.source).is_file():
         return _jsonl_records(config)
     return _hub_records(config)
 
 
 def _builtin_records(config: PromptsConfig) -> Iterator[Record]:
+    source = config.source
     if config.limit is None:
-        raise DataError(f"'{BUILTIN}' never ends", seen="limit: null", remedy="set limit to the number of prompts")
+        raise DataError(f"'{source}' never ends", seen="limit: null", remedy="set limit to the number of prompts")
     if config.split not in _BUILTIN_SPLITS:
-        raise DataError(f"'{BUILTIN}' has no such split", seen=config.split, expected=" or ".join(_BUILTIN_SPLITS))
-    if config.subset not in (None, *_BUILTIN_LEVELS):
-        raise DataError(f"'{BUILTIN}' has no such subset", seen=config.subset, expected=" or ".join(_BUILTIN_LEVELS))
+        raise DataError(f"'{source}' has no such split", seen=config.split, expected=" or ".join(_BUILTIN_SPLITS))
+    levels = _BUILTIN_LEVELS if source == BUILTIN else ()
+    if config.subset not in (None, *levels):
+        expected = " or ".join(levels) or "null"
+        raise DataError(f"'{source}' has no such subset", seen=config.subset, expected=expected)
     split: Any = config.split
+    count = config.offset + config.limit
+    if source != BUILTIN:
+        for index, order in enumerate(orders(split, config.seed, count)):
+            yield index, order.prompt, order.answer
+        return
     level: Any = config.subset or _BUILTIN_LEVELS[0]
-    for index, problem in enumerate(problems(split, config.seed, config.offset + config.limit, level=level)):
+    for index, problem in enumerate(problems(split, config.seed, count, level=level)):
         yield index, problem.prompt, str(problem.result)
 
 
@@ -230,7 +239,8 @@ def _hub_records(config: PromptsConfig) -> Iterator[Record]:
         raise DataError(
             f"Cannot load the data set '{config.source}'",
             seen=" ".join(str(error).split())[:300],
-            expected=f"a path that ends in .jsonl, a hub data set with split '{config.split}', or {BUILTIN}",
+            expected=f"a path that ends in .jsonl, a hub data set with split '{config.split}', "
+            f"{' or '.join(BUILTIN_TASKS)}",
         ) from error
     for index, record in enumerate(rows):
         yield (index, *_fields(record, config, f"'{config.source}' row {index}"))

@@ -1,0 +1,113 @@
+"""Sentences about orders, each to be turned into one JSON object of a fixed schema: text as production traffic has it.
+
+An order is a pure function of a random generator, so any number of distinct ones can be drawn, and a stable hash of the
+sentence puts each into exactly one split. The prompt states the schema and shows one example; the reference answer is
+the object itself, so grading needs no judge::
+
+    Sentence: Vera Lindholm in Porto wants 12 green folders by Monday.
+    JSON: {"customer": "Vera Lindholm", "city": "Porto", "quantity": 12, "item": "green folders", "day": "Monday"}
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jacobi_forcing.embedded.problems import Split, split_of
+
+FIRST_NAMES = (
+    "Vera Omar Lena Hugo Ines Karl Mona Paul Rosa Ivan Clara Felix Greta Jonas Marta Nadia Oscar Petra Simon Tessa "
+    "Amina Bruno Carla David Elena Frank Hanna Julia Laura Peter"
+).split()
+LAST_NAMES = (
+    "Lindholm Haddad Novak Moreau Silva Becker Rossi Larsen Kowalski Petrov Keller Jensen Molina Fischer Laurent "
+    "Santos Weber Dubois Romano Nilsen Hansen Castro Meyer Bianchi Olsen Duarte Wagner Blanc Ferrari Costa"
+).split()
+CITIES = (
+    "Porto Vienna Bergen Lyon Madrid Turin Gdansk Zurich Ghent Malmo Prague Bristol Dublin Athens Leeds Seville Basel "
+    "Bremen Naples Oslo Riga Tampere Utrecht Verona Warsaw Boston Denver Austin Seattle Toronto"
+).split()
+COLOURS = "red blue green black white yellow orange purple grey pink".split()
+THINGS = (
+    "folders lamps chairs mugs notebooks towels candles blankets baskets bottles cushions plates umbrellas backpacks "
+    "clocks bowls scarves shelves vases pillows"
+).split()
+DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+TEMPLATES = (
+    "{customer} from {city} ordered {quantity} {item} for {day}.",
+    "{customer} in {city} wants {quantity} {item} by {day}.",
+    "{customer} of {city} needs {quantity} {item} on {day}.",
+)
+SCHEMA: dict[str, type] = {"customer": str, "city": str, "quantity": int, "item": str, "day": str}
+"""Keys of the object, in their order, and the types of their values."""
+
+_KEYS = [f'"{key}"' for key in SCHEMA]
+_HEAD = f"Turn the sentence into one JSON object with the keys {', '.join(_KEYS[:-1])} and {_KEYS[-1]}."
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order: the sentence, and the values of `SCHEMA` that it states."""
+
+    sentence: str
+    values: dict[str, Any]
+
+    @property
+    def answer(self) -> str:
+        """The object as JSON on one line."""
+        return json.dumps(self.values)
+
+    @property
+    def prompt(self) -> str:
+        """What a model is asked: the schema, one example, and the sentence."""
+        return f"{_HEAD}\n\nSentence: {EXAMPLE.sentence}\nJSON: {EXAMPLE.answer}\n\nSentence: {self.sentence}\nJSON:"
+
+
+def make_order(rng: random.Random) -> Order:
+    """Draw one order from `rng`."""
+    values = {
+        "customer": f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}",
+        "city": rng.choice(CITIES),
+        "quantity": rng.randint(2, 60),
+        "item": f"{rng.choice(COLOURS)} {rng.choice(THINGS)}",
+        "day": rng.choice(DAYS),
+    }
+    return Order(rng.choice(TEMPLATES).format(**values), values)
+
+
+EXAMPLE = Order(
+    "Emil Sandberg from Geneva ordered 7 brown kettles for Friday.",
+    {"customer": "Emil Sandberg", "city": "Geneva", "quantity": 7, "item": "brown kettles", "day": "Friday"},
+)
+"""Shown in every prompt; its names and things occur in no order that is drawn."""
+
+
+def orders(split: Split, seed: int, count: int) -> Iterator[Order]:
+    """Yield `count` distinct orders of a split."""
+    rng = random.Random(f"orders/{seed}")
+    seen: set[str] = set()
+    while len(seen) < count:
+        order = make_order(rng)
+        if split_of(order.sentence) == split and order.sentence not in seen:
+            seen.add(order.sentence)
+            yield order
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """The first JSON object of a text, whatever stands before and behind it; None where there is none."""
+    start = text.find("{")
+    if start < 0:
+        return None
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def follows_schema(value: dict[str, Any]) -> bool:
+    """Whether an object has the keys of `SCHEMA`, no other, with values of their types."""
+    return value.keys() == SCHEMA.keys() and all(type(value[key]) is kind for key, kind in SCHEMA.items())
