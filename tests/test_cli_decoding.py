@@ -15,6 +15,7 @@ from jacobi_forcing.cli import main
 from jacobi_forcing.config import DecodeConfig
 from jacobi_forcing.decode.saved import save_custom_generate
 from jacobi_forcing.schema import dataclasses_help
+from result_schemas import assert_valid
 from tiny_folder import save_prompts, save_tiny
 
 FIELDS = [field.name for field in dataclasses.fields(DecodeConfig)]
@@ -53,7 +54,9 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[di
     capsys.readouterr()
     assert main([*BENCH, *arguments]) == 0
     said = capsys.readouterr()
-    (entry,) = json.loads(said.out.splitlines()[-1])["models"]
+    value = json.loads(said.out.splitlines()[-1])
+    assert_valid(value, "bench")
+    (entry,) = value["models"]
     return entry["decoders"], entry, said.out + said.err
 
 
@@ -169,7 +172,7 @@ def test_with_json_all_tables_go_to_standard_error(place: Path, capsys: pytest.C
     assert main([*BENCH, "-l", "1", "--details", "--json"]) == 0
     captured = capsys.readouterr()
     (line,) = captured.out.splitlines()
-    assert json.loads(line)["version"] == 2
+    assert json.loads(line)["schema"] == "jforce.bench/2"
     assert "Draft accuracy" in captured.err
 
 

@@ -20,6 +20,7 @@ from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.errors import ArtefactError, ConfigError
 from jacobi_forcing.recipe import Reporter, find_recipe, load_recipe, round_prompts, run_recipe
 from jacobi_forcing.trajectories.store import TrajectoryReader
+from result_schemas import assert_valid
 from tiny_folder import save_prompts, save_tiny
 
 SHIPPED = ("quickstart", "quickstart-adapter", "qwen2.5-coder-7b", "qwen2.5-math-7b", "smollm2-135m-gsm8k")
@@ -126,7 +127,7 @@ def test_each_round_collects_its_own_slice_with_its_own_block_size(place: Path) 
 
 def test_the_report_sets_base_and_trained_side_by_side(place: Path) -> None:
     report = json.loads((place / "measured" / "report.json").read_text())
-    assert report["version"] == 1
+    assert_valid(report, "run")
     assert [entry["label"] for entry in report["models"]] == ["base", "round 2"]
     for entry in report["models"]:
         assert entry["quality"]["answers"] == 3
@@ -145,6 +146,7 @@ def test_probes_are_kept_over_the_steps(place: Path) -> None:
     lines = [json.loads(line) for line in (place / "measured" / "round-1" / "probe.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 4, 6]
     for line in lines:
+        assert_valid(line, "probe")
         assert line["tokens_per_forward"] >= 1
         assert line["answers"] == 2
         assert line["solve_rate"] is not None
@@ -154,6 +156,8 @@ def test_losses_are_logged_and_checkpoints_are_gone(place: Path) -> None:
     first = place / "measured" / "round-1"
     entries = [json.loads(line) for line in (first / "log.jsonl").read_text().splitlines()]
     assert any("train_loss" in entry for entry in entries)
+    for entry in entries:
+        assert_valid(entry, "train-log")
     assert not (first / "checkpoints").exists()
 
 

@@ -18,6 +18,7 @@ from jacobi_forcing.trajectories.store import (
     TrajectoryWriter,
     read_manifest,
 )
+from result_schemas import assert_valid
 
 SETTINGS = {"seed": 0, "eos_ids": [2], "model_fingerprint": "abc"}
 
@@ -81,6 +82,7 @@ def test_shards_have_fixed_boundaries_and_the_manifest_lists_them(tmp_path: Path
         (8, 9, 2),
         (20, 20, 1),
     ]
+    assert_valid(manifest, "trajectories")
     assert manifest["complete"] is True
     assert manifest["block_size"] == 3
     assert manifest["settings"] == SETTINGS

@@ -17,6 +17,7 @@ from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, P
 from jacobi_forcing.embedded import BUILTIN, BUILTIN_TASKS
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import write_json
+from jacobi_forcing.formats import stamped
 
 DEFAULT_PROMPTS = 20
 RIVALS = ("prompt-lookup", "assisted")
@@ -184,15 +185,14 @@ def _rivals(names: list[str], assistant: str | None) -> list[str]:
 
 
 def _report(results: list[dict[str, Any]], source: PromptsConfig, seed: int) -> dict[str, Any]:
-    from jacobi_forcing.bench.results import SCHEMA_VERSION
-
-    return {
-        "version": SCHEMA_VERSION,
-        "kind": "bench",
-        "models": results,
-        "prompts": {**source.to_dict(), "source": provenance.portable(source.source)},
-        "provenance": provenance.collect(seed=seed),
-    }
+    return stamped(
+        "bench",
+        {
+            "models": results,
+            "prompts": {**source.to_dict(), "source": provenance.portable(source.source)},
+            "provenance": provenance.collect(seed=seed),
+        },
+    )
 
 
 def _label(settings: ModelConfig) -> str:

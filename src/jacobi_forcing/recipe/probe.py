@@ -14,6 +14,7 @@ from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig
 from jacobi_forcing.evaluate.quality import answers, quality_of
 from jacobi_forcing.files import write_text
+from jacobi_forcing.formats import stamped
 from jacobi_forcing.loading import Loaded
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
@@ -79,7 +80,7 @@ class Probe(TrainerCallback):
             "decoder": self.decode.decoder,
             "block_size": self.decode.block_size,
         }
-        self.lines.append(line)
+        self.lines.append(stamped("probe", line))
         self._save()
         solved = "" if quality.solved is None else f", {quality.solved.count} of {quality.solved.of} solved"
         self.reporter.note(f"step {step}: {stats.tokens_per_forward:.2f} tokens a forward{solved}")

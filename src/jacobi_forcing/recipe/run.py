@@ -28,13 +28,13 @@ from jacobi_forcing.bench.table import markdown
 from jacobi_forcing.config import ModelConfig, RecipeConfig
 from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError
 from jacobi_forcing.files import link_folder, read_json, remove, write_json, write_text
+from jacobi_forcing.formats import stamped
 from jacobi_forcing.recipe.collecting import collect_trajectories
 from jacobi_forcing.recipe.measuring import measure_model
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.settings import round_prompts
 from jacobi_forcing.recipe.stages import Stage, is_done, marker_path, perform, plan, read_marker, refuse_other_settings
 
-REPORT_VERSION = 1
 _REMEDY = "use another --output, or --redo {stage} to keep what comes before it, or --fresh"
 _OWN = ("recipe.yaml", "stages", "model", "report.json", "table.md")
 
@@ -165,9 +165,7 @@ def _finish(recipe: RecipeConfig, folder: Path, stages: list[Stage]) -> dict[str
     markers = {stage.name: read_marker(folder, stage) for stage in stages}
     results = {name: marker["result"] for name, marker in markers.items() if marker is not None}
     measured = [results[stage.name] for stage in stages if stage.kind == "evaluate"]
-    report = {
-        "version": REPORT_VERSION,
-        "kind": "run",
+    values = {
         "model": "model",
         "models": measured,
         "stages": {name: result for name, result in results.items() if not name.startswith("evaluate")},
@@ -175,6 +173,7 @@ def _finish(recipe: RecipeConfig, folder: Path, stages: list[Stage]) -> dict[str
         "recipe": recipe.to_dict(),
         "provenance": provenance.collect(seed=recipe.seed),
     }
+    report = stamped("run", values)
     if (folder / "report.json").exists():
         before = read_json(folder / "report.json")
         if {**before, "provenance": None} == {**report, "provenance": None}:

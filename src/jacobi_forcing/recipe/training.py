@@ -18,6 +18,7 @@ from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, R
 from jacobi_forcing.decode.saved import save_custom_generate
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import new_folder, remove, write_json, write_text
+from jacobi_forcing.formats import stamped
 from jacobi_forcing.loading import Loaded, load, resolve_device
 from jacobi_forcing.recipe.probe import Probe
 from jacobi_forcing.recipe.reporter import Reporter
@@ -172,4 +173,4 @@ class TrainLog(TrainerCallback):
         self.reporter.progress(state.global_step, state.max_steps, self._detail)
 
     def _save(self) -> None:
-        write_text(self.file, "".join(json.dumps(entry) + "\n" for entry in self.entries))
+        write_text(self.file, "".join(json.dumps(stamped("train-log", entry)) + "\n" for entry in self.entries))

@@ -21,6 +21,7 @@ from typing import Any
 
 from jacobi_forcing.errors import ArtefactError, DataError
 from jacobi_forcing.files import TEMPORARY, file_sha256, write_file, write_text
+from jacobi_forcing.formats import KEY, stamped
 from jacobi_forcing.trajectories.trajectory import Trajectory, read_parquet, require_pyarrow, write_parquet
 
 __all__ = ["Trajectory", "TrajectoryReader", "TrajectoryWriter", "read_manifest"]
@@ -65,7 +66,7 @@ class TrajectoryWriter:
             raise DataError("The shard size is too small", seen=shard_size, expected="at least 1 sample")
         self.folder = Path(folder)
         self._plan = [list(samples[start : start + shard_size]) for start in range(0, len(samples), shard_size)]
-        self._manifest: dict[str, Any] = {
+        manifest: dict[str, Any] = {
             "format": FORMAT,
             "complete": False,
             "block_size": block_size,
@@ -77,6 +78,7 @@ class TrajectoryWriter:
             "shards": [],
             "provenance": [],
         }
+        self._manifest = stamped("trajectories", manifest)
         self._open(dict(provenance or {}))
 
     def _open(self, provenance: dict[str, Any]) -> None:
@@ -253,7 +255,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 def _refuse_other_run(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise unless both manifests promise the same shards."""
     old, new = {**found, **found.get("settings", {})}, {**wanted, **wanted["settings"]}
-    ignored = {"complete", "shards", "provenance", "settings"}
+    ignored = {KEY, "complete", "shards", "provenance", "settings"}
     # Hashes last: a count or a seed that differs tells more.
     for key in sorted((old.keys() | new.keys()) - ignored, key=lambda key: (key.endswith("sha256"), key)):
         if old.get(key) != new.get(key):
