@@ -15,6 +15,7 @@ from jacobi_forcing.config import (
     DecodeConfig,
     EvaluationConfig,
     ModelConfig,
+    PeftSettings,
     PromptsConfig,
     RecipeConfig,
     RoundConfig,
@@ -29,6 +30,7 @@ SECTIONS: tuple[tuple[str, type[Config]], ...] = (
     ("`collect`", CollectConfig),
     ("Each of `rounds`", RoundConfig),
     ("`adapter`", AdapterSettings),
+    ("`peft`", PeftSettings),
     ("`evaluation`", EvaluationConfig),
     ("Each of `evaluation.decode`", DecodeConfig),
 )

@@ -28,6 +28,8 @@ LAYERS = (
     "embedded",
     "gated",
     "adapter",
+    "peft_models",
+    "quantized",
     "loading",
     "cache",
     "refusals",

@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.cache import KVCache
 from jacobi_forcing.errors import ModelError
+from jacobi_forcing.peft_models import plain
 from jacobi_forcing.refusals import refuse_unfit
 
 MaskLike = Tensor | dict[str, Tensor]
@@ -27,7 +28,8 @@ class Backbone:
     """A decoder-only model as this package sees it.
 
     Args:
-        model: A model with a language-modelling head, in the dtype and on the device it is to run on.
+        model: A model with a language-modelling head, in the dtype and on the device it is to run on; peft's wrapper is
+            looked through.
 
     Attributes:
         adapter: The model's gated adapter, if it has one: then it drafts, and the base verifies.
@@ -38,6 +40,7 @@ class Backbone:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        model = plain(model)
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         refuse_unfit(model)

@@ -21,6 +21,8 @@ Optimizer = Literal["adamw", "muon"]
 Mode = Literal["full", "adapter"]
 AdapterStates = Literal["drawn", "every"]
 Misfits = Literal["error", "skip"]
+PeftMethod = Literal["none", "lora", "dora"]
+Quantization = Literal["none", "4bit"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,9 @@ class ModelConfig(Config):
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="dtype of the weights")
     device: str = option("auto", help="torch device; auto takes a GPU where there is one")
     trust_remote_code: bool = option(False, help="run modelling code that comes with the model")
+    quantization: Quantization = option(
+        "none", help="4bit: weights of the linear layers in 4 bits (bitsandbytes), on a CUDA device only; none"
+    )
     adapter: str | None = option(
         None, help="folder of a gated adapter: it drafts, the model verifies, and the text is the model's own"
     )
@@ -154,6 +159,17 @@ class AdapterSettings(Config):
 
 
 @dataclasses.dataclass(frozen=True)
+class PeftSettings(Config):
+    """Training few weights instead of all, with `mode: full`; the text may change."""
+
+    method: PeftMethod = option("none", help="none: all weights are trained; lora or dora: an adapter of peft's")
+    rank: int = option(16, help="r, rank of the adapter", at_least=1)
+    alpha: float | None = option(None, help="its product is scaled by alpha / r; null: 2 r", above=0)
+    targets: tuple[str, ...] | None = option(None, help="names of the layers it is put on; null: all linear ones")
+    merge: bool = option(True, help="save a plain model with the adapter in its weights; false: a peft folder")
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluationConfig(Config):
     """What is measured at the end, for the base and the trained model."""
 
@@ -183,6 +199,9 @@ class RecipeConfig(Config):
         help="full: the weights learn (the paper); adapter: a gated LoRA drafts and the weights stay as they are",
     )
     adapter: AdapterSettings = option(AdapterSettings(), help="with mode adapter: what it is and how it is trained")
+    peft: PeftSettings = option(
+        PeftSettings(), help="with mode full: train an adapter of peft's instead of all weights"
+    )
     evaluation: EvaluationConfig | None = option(None, help="what to measure; null for nothing")
     collect: CollectConfig = option(CollectConfig(), help="how trajectories are collected")
     output: str = option("runs/run", help="folder of the run, relative to the working folder")

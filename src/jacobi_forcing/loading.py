@@ -16,6 +16,8 @@ from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.embedded import BUILTIN, base_folder
 from jacobi_forcing.errors import ModelError
 from jacobi_forcing.files import read_json
+from jacobi_forcing.peft_models import base_name, is_peft_folder, load_onto, merged
+from jacobi_forcing.quantized import quantization_options
 
 GREEDY: dict[str, Any] = {
     "do_sample": False,
@@ -47,13 +49,17 @@ class Loaded:
 
 
 def load(config: ModelConfig) -> Loaded:
-    """Load model and tokenizer.
+    """Load model and tokenizer; a peft folder is loaded as its base with the adapter in the weights.
 
     Raises:
         ArtefactError: There is no such adapter, or it cannot be gated.
+        ConfigError: The weights cannot be quantised here.
+        MissingExtraError: A package for adapters or quantised weights is not installed.
         ModelError: There is no such model, its files are damaged, or the device is not there.
     """
     location = locate(config.name)
+    if is_peft_folder(location):
+        return _load_adapted(location, config)
     if (Path(location) / _GENERATION).is_file():
         read_json(Path(location) / _GENERATION)  # the library passes over one that is damaged, and what it asks for
     options = {**_hub_options(location), "trust_remote_code": config.trust_remote_code}
@@ -72,7 +78,22 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         ModelError: There is no such model, or it has no tokenizer.
     """
     location = locate(config.name)
+    if is_peft_folder(location) and not (Path(location) / "tokenizer_config.json").is_file():
+        return load_tokenizer(dataclasses.replace(config, name=base_name(location)))
     return _load_tokenizer(location, config, {**_hub_options(location), "trust_remote_code": config.trust_remote_code})
+
+
+def _load_adapted(folder: str, config: ModelConfig) -> Loaded:
+    """A peft folder: the base that it names, with the adapter merged in memory."""
+    try:
+        base = load(dataclasses.replace(config, name=base_name(folder), adapter=None))
+    except ModelError as error:
+        remedy = f"that is the base that '{folder}' names; mend the name in its adapter_config.json"
+        raise ModelError(str(error), remedy=remedy) from error
+    model = merged(load_onto(base.model, folder)).eval()
+    if config.adapter is not None:
+        GatedAdapter.load(model, config.adapter)
+    return Loaded(config, model, load_tokenizer(config))
 
 
 def locate(name: str) -> str:
@@ -94,10 +115,10 @@ def locate(name: str) -> str:
         raise ModelError(f"There is no embedded model '{name}'", expected=BUILTIN)
     path = Path(name).expanduser()
     if name and path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / "config.json").is_file() and not is_peft_folder(path):
             raise ModelError(
                 f"The folder '{name}' holds no model",
-                seen="no config.json",
+                seen="no config.json and no adapter_config.json",
                 remedy="name the folder that save_pretrained wrote",
             )
         return str(path)
@@ -166,7 +187,7 @@ def _load_tokenizer(location: str, config: ModelConfig, options: dict[str, Any])
 
 def _load_model(location: str, config: ModelConfig, options: dict[str, Any]) -> PreTrainedModel:
     device = resolve_device(config.device)
-    options = {**options, "dtype": getattr(torch, config.dtype)}
+    options = {**options, "dtype": getattr(torch, config.dtype), **quantization_options(config.quantization, device)}
     try:
         try:
             model = AutoModelForCausalLM.from_pretrained(location, attn_implementation="sdpa", **options)
@@ -179,7 +200,8 @@ def _load_model(location: str, config: ModelConfig, options: dict[str, Any]) -> 
     # With trust_remote_code the library puts a model's own `custom_generate` in the place of its `generate`. What calls
     # `model.generate` here means the library's: it is what decoders are compared with.
     vars(model).pop("generate", None)
-    model.to(device)  # type: ignore[arg-type]  # annotated for strings
+    if config.quantization == "none":  # quantised weights are loaded where they stay
+        model.to(device)  # type: ignore[arg-type]  # annotated for strings
     loaded: PreTrainedModel = model.eval()
     return loaded
 

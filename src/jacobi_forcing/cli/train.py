@@ -10,14 +10,15 @@ import typer
 
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import print_result
-from jacobi_forcing.config import AdapterSettings, ModelConfig, RecipeConfig, RoundConfig
+from jacobi_forcing.config import AdapterSettings, ModelConfig, PeftSettings, RecipeConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
 
-_RATES = {"full": RoundConfig.learning_rate, "adapter": 3e-3}
+_RATES = {"full": RoundConfig.learning_rate, "adapter": 3e-3, "peft": 1e-4}
 LearningRate = Annotated[
     float | None,
     options.option(
-        RoundConfig, "learning_rate", "--learning-rate", "--lr", show_default="1e-06, and 0.003 with --mode adapter"
+        *(RoundConfig, "learning_rate", "--learning-rate", "--lr"),
+        show_default="1e-06, 0.0001 with --peft, 0.003 with --mode adapter",
     ),
 ]
 
@@ -38,6 +39,18 @@ def train(
     states: Annotated[str, options.option(AdapterSettings, "states")] = AdapterSettings.states,
     right_weight: Annotated[float, options.option(AdapterSettings, "right_weight")] = AdapterSettings.right_weight,
     slot_decay: Annotated[float, options.option(AdapterSettings, "slot_decay")] = AdapterSettings.slot_decay,
+    peft: Annotated[str, options.option(PeftSettings, "method", "--peft")] = PeftSettings.method,
+    peft_rank: Annotated[int, options.option(PeftSettings, "rank", "--peft-rank")] = PeftSettings.rank,
+    peft_alpha: Annotated[
+        float | None, options.option(PeftSettings, "alpha", "--peft-alpha", show_default="2 r")
+    ] = None,
+    peft_target: Annotated[
+        list[str] | None, options.option(PeftSettings, "targets", "--peft-target", show_default="all linear layers")
+    ] = None,
+    peft_merge: Annotated[
+        bool, options.option(PeftSettings, "merge", "--peft-merge/--no-peft-merge")
+    ] = PeftSettings.merge,
+    quantization: Annotated[str, options.option(ModelConfig, "quantization")] = ModelConfig.quantization,
     window_size: Annotated[int, options.option(RoundConfig, "window_size", "--window-size", "-w")] = 16,
     learning_rate: LearningRate = None,
     batch_size: Annotated[int, options.option(RoundConfig, "batch_size")] = RoundConfig.batch_size,
@@ -66,30 +79,45 @@ def train(
 ) -> None:
     """Train on trajectories. Goes on at the last checkpoint, and then ends as an undisturbed run would.
 
-    With --mode adapter the weights stay as they are, and what is trained is a gated adapter.
+    With --mode adapter the weights stay as they are, and what is trained is a gated adapter. With --peft an adapter of
+    peft's is trained instead of all weights; the text may change, as it may with all of them.
     """
     given = dict(locals())
     result = _perform(given)
     print_result(result["model"], result, json=json)
 
 
+def _peft(given: dict[str, Any]) -> PeftSettings:
+    """Settings of peft's adapter, whose options have names of their own beside those of the gated one."""
+    targets = given["peft_target"]
+    values = {"method": given["peft"], **{name: given[f"peft_{name}"] for name in ("rank", "alpha", "merge")}}
+    return PeftSettings.from_dict({**values, "targets": list(targets) if targets else None})
+
+
 def _perform(given: dict[str, Any]) -> dict[str, Any]:
     from jacobi_forcing.cli.bars import Bars
     from jacobi_forcing.recipe.run import adapter_trainer, alone, refuse_foreign, trainer
-    from jacobi_forcing.recipe.settings import check_mode
+    from jacobi_forcing.recipe.settings import check_mode, check_peft
     from jacobi_forcing.recipe.stages import Stage, model_inputs, perform, refuse_other_settings, train_inputs
     from jacobi_forcing.trajectories.store import TrajectoryReader
 
     trajectories, output, mode, seed = (given[name] for name in ("trajectories", "output", "mode", "seed"))
     reader = TrajectoryReader(trajectories)
-    rate = given["learning_rate"] or _RATES.get(mode, RoundConfig.learning_rate)
+    few = _peft(given)
+    kind = "peft" if mode == "full" and few.method != "none" else mode
+    rate = given["learning_rate"] or _RATES.get(kind, RoundConfig.learning_rate)
     settings = options.settings(RoundConfig, given, block_size=reader.block_size, learning_rate=rate)
     loading = options.settings(ModelConfig, given, name=given["model"])
     apart = options.settings(AdapterSettings, given)
     check_mode(mode, [settings], apart)
+    check_peft(few, mode, loading, [settings])
     shards = [entry["sha256"] for entry in reader.manifest["shards"]]
-    inputs = {"model": model_inputs(loading), "trajectories": shards, **train_inputs(settings, seed, loading.dtype)}
-    work = functools.partial(trainer(), loading, trajectories, settings, output, seed=seed)
+    inputs = {
+        "model": model_inputs(loading),
+        "trajectories": shards,
+        **train_inputs(settings, seed, loading.dtype, few),
+    }
+    work = functools.partial(trainer(), loading, trajectories, settings, output, seed=seed, peft=few)
     if mode == "adapter":
         inputs["adapter"] = apart.to_dict()
         work = functools.partial(adapter_trainer(), loading, trajectories, settings, apart, output, seed=seed)

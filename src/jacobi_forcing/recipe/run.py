@@ -7,7 +7,7 @@ OUTPUT/round-R/log.jsonl              losses
 OUTPUT/round-R/probe.jsonl            tokens per forward and quality over steps, where asked for
 OUTPUT/round-R/model/                 the model after round R
 OUTPUT/model/                         the last of them: load it with AutoModelForCausalLM (mode full), or as a peft
-                                      adapter of the base (mode adapter)
+                                      adapter of the base (mode adapter, or peft that is not merged)
 OUTPUT/report.json, OUTPUT/table.md   what was gained
 """
 
@@ -29,6 +29,7 @@ from jacobi_forcing.config import ModelConfig, RecipeConfig
 from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError
 from jacobi_forcing.files import link_folder, read_json, remove, write_json, write_text
 from jacobi_forcing.formats import stamped
+from jacobi_forcing.peft_models import needs_peft
 from jacobi_forcing.recipe.collecting import collect_trajectories
 from jacobi_forcing.recipe.measuring import measure_model
 from jacobi_forcing.recipe.reporter import Reporter
@@ -60,6 +61,8 @@ def run_recipe(
     """
     # An extra that is missing is better known before hours of collecting than after.
     _ = adapter_trainer() if recipe.mode == "adapter" else trainer()
+    if recipe.peft.method != "none":
+        needs_peft()
     reporter = reporter or Reporter()
     folder = Path(recipe.output)
     stages = plan(recipe)
@@ -75,10 +78,15 @@ def run_recipe(
         refuse_other_settings(folder, stages, _REMEDY)
         write_text(folder / "recipe.yaml", recipe.to_yaml())
         for stage in stages:
-            _check_artefacts(folder, stage, SETTINGS if recipe.mode == "adapter" else "config.json", reporter)
+            _check_artefacts(folder, stage, SETTINGS if leaves_adapter(recipe) else "config.json", reporter)
             work = functools.partial(_work, recipe, folder, stage, reporter)
             perform(folder, stage, work, reporter, seed=recipe.seed)
         return _finish(recipe, folder, stages)
+
+
+def leaves_adapter(recipe: RecipeConfig) -> bool:
+    """Whether the rounds leave folders of adapters and no whole models."""
+    return recipe.mode == "adapter" or (recipe.peft.method != "none" and not recipe.peft.merge)
 
 
 def trainer() -> Callable[..., dict[str, Any]]:
@@ -143,6 +151,7 @@ def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter) 
         seed=recipe.seed,
         reporter=reporter,
         evaluation=recipe.evaluation,
+        peft=recipe.peft,
     )
 
 
@@ -159,7 +168,7 @@ def _finish(recipe: RecipeConfig, folder: Path, stages: list[Stage]) -> dict[str
     """Put the last model in its place and write down what was gained."""
     last = [stage for stage in stages if stage.kind == "train"][-1]
     source, target = folder / f"round-{last.round}" / "model", folder / "model"
-    weights = WEIGHTS if recipe.mode == "adapter" else "model.safetensors"
+    weights = WEIGHTS if leaves_adapter(recipe) else "model.safetensors"
     if not _same_file(source / weights, target / weights):
         link_folder(source, target)
     markers = {stage.name: read_marker(folder, stage) for stage in stages}

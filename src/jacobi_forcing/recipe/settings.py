@@ -13,7 +13,15 @@ from typing import Any
 
 import yaml
 
-from jacobi_forcing.config import AdapterSettings, Mode, PromptsConfig, RecipeConfig, RoundConfig
+from jacobi_forcing.config import (
+    AdapterSettings,
+    Mode,
+    ModelConfig,
+    PeftSettings,
+    PromptsConfig,
+    RecipeConfig,
+    RoundConfig,
+)
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
 
@@ -117,6 +125,7 @@ def _check(recipe: RecipeConfig) -> None:
     if not recipe.rounds:
         raise ConfigError("'rounds' is empty", expected="one or more rounds")
     check_mode(recipe.mode, recipe.rounds, recipe.adapter)
+    check_peft(recipe.peft, recipe.mode, recipe.model, recipe.rounds)
     for index in range(len(recipe.rounds)):
         round_prompts(recipe, index)
         if recipe.rounds[index].warmup_ratio >= 1:
@@ -138,6 +147,34 @@ _FULL_ONLY = (
     *("window_size", "ar_weight", "schedule", "t_min", "t_max", "schedule_phase", "mask"),
     *("loss_positions", "loss_reduction", "temperature", "gradient_checkpointing"),
 )
+
+
+def check_peft(peft: PeftSettings, mode: str, model: ModelConfig, rounds: Sequence[RoundConfig]) -> None:
+    """Settings of peft that nothing would read, and quantised weights that nothing could train, are refused.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    if peft.method == "none":
+        if peft != PeftSettings():
+            raise ConfigError(
+                "'peft' is set and 'peft.method' is none", remedy="set it to lora or dora, or remove 'peft'"
+            )
+        if mode == "full" and model.quantization != "none":
+            raise ConfigError(
+                "Quantised weights cannot be trained",
+                seen=f"model.quantization: {model.quantization}",
+                remedy="set peft.method to lora or dora, or model.quantization to none",
+            )
+        return
+    if mode != "full":
+        raise ConfigError(
+            "'peft' belongs to mode: full", seen=mode, remedy="remove it; 'adapter' describes the gated one"
+        )
+    for settings in rounds:
+        if settings.learning_rate <= RoundConfig.learning_rate:
+            rate = settings.learning_rate
+            logger.warning("A learning rate of %g is made for whole weights; LoRA needs about 1e-4", rate)
 
 
 def check_mode(mode: str, rounds: Sequence[RoundConfig], adapter: AdapterSettings) -> None:

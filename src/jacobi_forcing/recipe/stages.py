@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jacobi_forcing import provenance
-from jacobi_forcing.config import ModelConfig, PromptsConfig, RecipeConfig, RoundConfig
+from jacobi_forcing.config import ModelConfig, PeftSettings, PromptsConfig, RecipeConfig, RoundConfig
 from jacobi_forcing.errors import ArtefactError
 from jacobi_forcing.files import file_sha256, read_json, write_json
 from jacobi_forcing.loading import locate
+from jacobi_forcing.peft_models import base_name, is_peft_folder
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.settings import round_prompts
 
@@ -79,7 +80,7 @@ def plan(recipe: RecipeConfig) -> list[Stage]:
                 "after": collect.key,
                 # An adapter goes on from that of the round before; the model that is collected from stays the same.
                 **({"from": after, "adapter": recipe.adapter.to_dict()} if recipe.mode == "adapter" else {}),
-                **train_inputs(settings, recipe.seed, recipe.model.dtype),
+                **train_inputs(settings, recipe.seed, recipe.model.dtype, recipe.peft),
             },
         )
         stages += [collect, train]
@@ -98,6 +99,10 @@ def model_inputs(model: ModelConfig) -> dict[str, Any]:
         inputs["adapter"] = provenance.folder_fingerprint(Path(model.adapter), ignore=("provenance.json",))
     else:
         del inputs["adapter"]
+    if model.quantization == "none":
+        del inputs["quantization"]
+    if is_peft_folder(folder):
+        inputs["base"] = model_inputs(dataclasses.replace(model, name=base_name(folder), adapter=None))
     if folder.is_dir():
         # The record of how it was made tells times, not weights.
         del inputs["name"]
@@ -124,9 +129,10 @@ def collect_inputs(recipe: RecipeConfig, index: int) -> dict[str, Any]:
     }
 
 
-def train_inputs(settings: RoundConfig, seed: int, dtype: str) -> dict[str, Any]:
+def train_inputs(settings: RoundConfig, seed: int, dtype: str, peft: PeftSettings | None = None) -> dict[str, Any]:
     """What decides a training run, model and trajectories apart."""
-    return {"round": _without(settings.to_dict(), _INDIFFERENT["round"]), "seed": seed, "dtype": dtype}
+    few = {} if peft is None or peft.method == "none" else {"peft": peft.to_dict()}
+    return {"round": _without(settings.to_dict(), _INDIFFERENT["round"]), "seed": seed, "dtype": dtype, **few}
 
 
 def _evaluate(recipe: RecipeConfig, number: int, after: Mapping[str, Any]) -> Stage:

@@ -14,12 +14,13 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from jacobi_forcing import provenance
-from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, RoundConfig
+from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PeftSettings, RoundConfig
 from jacobi_forcing.decode.saved import save_custom_generate
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import new_folder, remove, write_json, write_text
 from jacobi_forcing.formats import stamped
 from jacobi_forcing.loading import Loaded, load, resolve_device
+from jacobi_forcing.recipe.peft_training import begin, finish
 from jacobi_forcing.recipe.probe import Probe
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.training import JacobiForcingConfig, JacobiForcingTrainer, last_checkpoint
@@ -40,6 +41,7 @@ def train_model(
     seed: int,
     reporter: Reporter,
     evaluation: EvaluationConfig | None = None,
+    peft: PeftSettings | None = None,
 ) -> dict[str, Any]:
     """Train and save into `folder`: `model/`, `log.jsonl`, `probe.jsonl`; while at work `checkpoints/` too.
 
@@ -54,6 +56,7 @@ def train_model(
         seed: Of the order of rows, and of whatever else is random.
         reporter: Told every step.
         evaluation: For probes, where it asks for them.
+        peft: Trains an adapter of peft's instead of all weights, where it names a method.
 
     Returns:
         Last logged losses, rows, steps, and a `summary`.
@@ -62,14 +65,19 @@ def train_model(
         JForceError: See `load` and `JacobiForcingTrainer`.
     """
     reader = _with_states(trajectories)
-    loaded = load(dataclasses.replace(model, dtype="float32"))
+    few = peft if peft is not None and peft.method != "none" else None
+    adapted = None
+    if few is None:
+        loaded = load(dataclasses.replace(model, dtype="float32"))
+    else:
+        loaded, adapted = begin(model, few, seed)
     checkpoints = folder / "checkpoints"
     log = TrainLog(folder / "log.jsonl", reporter)
     callbacks: list[TrainerCallback] = [log]
     if evaluation is not None and evaluation.probe_steps is not None:
         callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
     trainer = JacobiForcingTrainer(
-        loaded.model,
+        loaded.model if adapted is None else adapted,
         JacobiForcingConfig.from_round(settings, str(checkpoints), seed=seed, **quiet(model)),
         reader,
         processing_class=loaded.tokenizer,
@@ -77,7 +85,12 @@ def train_model(
     )
     resume(trainer, checkpoints, reporter)
     record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict())
-    _save(loaded, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
+    whole: Loaded | None = loaded
+    if adapted is not None and few is not None:
+        record["peft"] = few.to_dict()
+        whole = finish(loaded, adapted, model, few, folder / "model", record)
+    if whole is not None:
+        _save(whole, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
     remove(checkpoints)
     return log_result(log, settings)
 

@@ -31,11 +31,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
         trained = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim == 2 and id(p) not in outside]
         others = [p for p in trained if p.ndim != 2 or id(p) in outside]
-        super().__init__([{"params": matrices, "lr": lr}, {"params": others, "lr": lr * ADAM_SHARE}], {"lr": lr})
-        self.parts: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=lr, betas=betas, weight_decay=weight_decay),
-        ]
+        # LoRA trains matrices alone; torch takes no optimiser of nothing.
+        groups: list[dict[str, Any]] = [{"params": matrices, "lr": lr}, {"params": others, "lr": lr * ADAM_SHARE}]
+        super().__init__([group for group in groups if group["params"]], {"lr": lr})
+        self.parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            self.parts.append(muon)
+        if others:
+            self.parts.append(torch.optim.AdamW(others, lr=lr, betas=betas, weight_decay=weight_decay))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no overload

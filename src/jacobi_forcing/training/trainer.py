@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,16 @@ from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.losses import Losses, LossItems, position_losses, reduce_losses
 from jacobi_forcing.mask import visible
 from jacobi_forcing.packing import PackedRows
+from jacobi_forcing.peft_models import plain
 from jacobi_forcing.tags import Tags
 from jacobi_forcing.training.collator import Collator
 from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows, refuse_several_devices
 from jacobi_forcing.training.config import JacobiForcingConfig
 from jacobi_forcing.training.muon import MuonWithAdamW
 from jacobi_forcing.trajectories.store import Trajectory
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class JacobiForcingTrainer(Trainer):
@@ -35,7 +39,7 @@ class JacobiForcingTrainer(Trainer):
     undisturbed one.
 
     Args:
-        model: The model to train, in float32, on one device.
+        model: The model to train, in float32, on one device; or peft's model of it, whose base may be in less.
         args: Settings.
         trajectories: Trajectories, which are packed as `args` says, or rows packed already.
         eval_trajectories: The same for `evaluate`.
@@ -54,7 +58,7 @@ class JacobiForcingTrainer(Trainer):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | PeftModel,
         args: JacobiForcingConfig,
         trajectories: PackedRows | Iterable[Trajectory],
         *,
@@ -63,7 +67,7 @@ class JacobiForcingTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         refuse_several_devices(args)
-        self.backbone = Backbone(model)
+        self.backbone = Backbone(plain(model))
         self.settings = args
         rows = self._packed(trajectories, args)
         eval_rows = None if eval_trajectories is None else self._packed(eval_trajectories, args)
