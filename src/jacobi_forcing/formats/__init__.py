@@ -116,7 +116,6 @@ def identify(value: Mapping[str, Any], where: str | Path, *kinds: str) -> Result
             expected=" or ".join(map(str, known)),
             remedy="install a newer jacobi-forcing" if newer else "measure again: this form is no longer read",
         )
-    form = f"jforce.{kind}/{version}"
     missing = [key for key in schema(kind, version)["required"] if key not in value and (key != KEY or match)]
     if missing:
         raise ArtefactError(
