@@ -116,3 +116,9 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a text file that are not empty."""
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())

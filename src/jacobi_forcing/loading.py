@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import ModelConfig
@@ -81,6 +88,23 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if is_peft_folder(location) and not (Path(location) / "tokenizer_config.json").is_file():
         return load_tokenizer(dataclasses.replace(config, name=base_name(location)))
     return _load_tokenizer(location, config, {**_hub_options(location), "trust_remote_code": config.trust_remote_code})
+
+
+def load_config(config: ModelConfig) -> PreTrainedConfig:
+    """The config of a model without its weights; of a peft folder, that of its base.
+
+    Raises:
+        ModelError: There is no such model, or its config cannot be read.
+    """
+    location = locate(config.name)
+    if is_peft_folder(location):
+        return load_config(dataclasses.replace(config, name=base_name(location)))
+    options = {**_hub_options(location), "trust_remote_code": config.trust_remote_code}
+    try:
+        found: PreTrainedConfig = AutoConfig.from_pretrained(location, **options)
+    except Exception as error:
+        raise _cannot_load("config", config.name, error) from error
+    return found
 
 
 def _load_adapted(folder: str, config: ModelConfig) -> Loaded:

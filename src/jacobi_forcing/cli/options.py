@@ -14,6 +14,7 @@ from jacobi_forcing.config import (
     DecodeConfig,
     EvaluationConfig,
     ModelConfig,
+    PeftSettings,
     PromptsConfig,
     RoundConfig,
 )
@@ -67,6 +68,7 @@ Model = Annotated[str, option(ModelConfig, "name", "--model", "-m")]
 DType = Annotated[str, option(ModelConfig, "dtype")]
 Device = Annotated[str, option(ModelConfig, "device")]
 Adapter = Annotated[str | None, option(ModelConfig, "adapter")]
+Quantization = Annotated[str, option(ModelConfig, "quantization")]
 TrustRemoteCode = Annotated[bool, option(ModelConfig, "trust_remote_code")]
 
 Source = Annotated[str, option(PromptsConfig, "source", "--prompts", "-p")]
@@ -131,6 +133,14 @@ SplitOrTest = Annotated[
 TaskName = Annotated[
     str | None, option(EvaluationConfig, "task", show_default="the one of a builtin source, none else")
 ]
+
+Peft = Annotated[str, option(PeftSettings, "method", "--peft")]
+PeftRank = Annotated[int, option(PeftSettings, "rank", "--peft-rank")]
+PeftAlpha = Annotated[float | None, option(PeftSettings, "alpha", "--peft-alpha", show_default="2 r")]
+PeftTarget = Annotated[
+    list[str] | None, option(PeftSettings, "targets", "--peft-target", show_default="all linear layers")
+]
+PeftMerge = Annotated[bool, option(PeftSettings, "merge", "--peft-merge/--no-peft-merge")]
 
 RoundBlockSize = Annotated[int, option(RoundConfig, "block_size", "--block-size", "-n")]
 

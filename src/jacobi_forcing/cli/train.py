@@ -39,18 +39,12 @@ def train(
     states: Annotated[str, options.option(AdapterSettings, "states")] = AdapterSettings.states,
     right_weight: Annotated[float, options.option(AdapterSettings, "right_weight")] = AdapterSettings.right_weight,
     slot_decay: Annotated[float, options.option(AdapterSettings, "slot_decay")] = AdapterSettings.slot_decay,
-    peft: Annotated[str, options.option(PeftSettings, "method", "--peft")] = PeftSettings.method,
-    peft_rank: Annotated[int, options.option(PeftSettings, "rank", "--peft-rank")] = PeftSettings.rank,
-    peft_alpha: Annotated[
-        float | None, options.option(PeftSettings, "alpha", "--peft-alpha", show_default="2 r")
-    ] = None,
-    peft_target: Annotated[
-        list[str] | None, options.option(PeftSettings, "targets", "--peft-target", show_default="all linear layers")
-    ] = None,
-    peft_merge: Annotated[
-        bool, options.option(PeftSettings, "merge", "--peft-merge/--no-peft-merge")
-    ] = PeftSettings.merge,
-    quantization: Annotated[str, options.option(ModelConfig, "quantization")] = ModelConfig.quantization,
+    peft: options.Peft = PeftSettings.method,
+    peft_rank: options.PeftRank = PeftSettings.rank,
+    peft_alpha: options.PeftAlpha = PeftSettings.alpha,
+    peft_target: options.PeftTarget = None,
+    peft_merge: options.PeftMerge = PeftSettings.merge,
+    quantization: options.Quantization = ModelConfig.quantization,
     window_size: Annotated[int, options.option(RoundConfig, "window_size", "--window-size", "-w")] = 16,
     learning_rate: LearningRate = None,
     batch_size: Annotated[int, options.option(RoundConfig, "batch_size")] = RoundConfig.batch_size,

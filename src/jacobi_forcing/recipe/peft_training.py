@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 
-def begin(model: ModelConfig, settings: PeftSettings, seed: int) -> tuple[Loaded, PeftModel]:
-    """The model that is trained, and the adapter on it.
+def begin(model: ModelConfig, settings: PeftSettings | None, seed: int) -> tuple[Loaded, PeftModel | None]:
+    """The model that is trained, and the adapter on it; without settings all weights are trained, in fp32.
 
     The base stays in `model.dtype`, for it is never written to; the adapter's weights are float32. A round that starts
     from a peft folder and leaves one again trains that adapter further: an adapter has one base. One that is merged
@@ -30,6 +30,8 @@ def begin(model: ModelConfig, settings: PeftSettings, seed: int) -> tuple[Loaded
         ConfigError: The adapter to go on from is of another kind than the settings say.
         JForceError: See `load`, `attach` and `load_onto`.
     """
+    if settings is None:
+        return load(dataclasses.replace(model, dtype="float32")), None
     location = locate(model.name)
     if is_peft_folder(location) and (not settings.merge or model.quantization != "none"):
         loaded = load(dataclasses.replace(model, name=base_name(location)))
@@ -41,21 +43,23 @@ def begin(model: ModelConfig, settings: PeftSettings, seed: int) -> tuple[Loaded
 
 
 def finish(
-    loaded: Loaded, adapted: PeftModel, model: ModelConfig, settings: PeftSettings, folder: Path, record: dict[str, Any]
+    loaded: Loaded, adapted: PeftModel | None, settings: PeftSettings | None, folder: Path, record: dict[str, Any]
 ) -> Loaded | None:
-    """Write the adapter into `folder`, or merge it.
+    """Write the adapter into `folder`, or merge it; a model without one is left as it is.
 
     Args:
         loaded: From `begin`.
         adapted: From `begin`, trained.
-        model: What `begin` was given.
         settings: Of the adapter.
         folder: Where a peft folder goes.
-        record: Provenance, to lie beside it.
+        record: Provenance, to lie beside it; the settings of the adapter are put in.
 
     Returns:
-        The plain model that is to be saved where the adapter is merged; None where its folder is written.
+        The plain model that is still to be saved; None where the adapter's folder is written.
     """
+    if adapted is None or settings is None:
+        return loaded
+    record["peft"] = settings.to_dict()
     if settings.merge:
         if not getattr(plain(adapted), "is_quantized", False):
             return dataclasses.replace(loaded, model=merged(adapted))

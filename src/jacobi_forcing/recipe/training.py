@@ -5,7 +5,6 @@ Needs the extra `train`: import it through `recipe.run.trainer`.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from jacobi_forcing.decode.saved import save_custom_generate
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import new_folder, remove, write_json, write_text
 from jacobi_forcing.formats import stamped
-from jacobi_forcing.loading import Loaded, load, resolve_device
+from jacobi_forcing.loading import Loaded, resolve_device
 from jacobi_forcing.recipe.peft_training import begin, finish
 from jacobi_forcing.recipe.probe import Probe
 from jacobi_forcing.recipe.reporter import Reporter
@@ -66,11 +65,7 @@ def train_model(
     """
     reader = _with_states(trajectories)
     few = peft if peft is not None and peft.method != "none" else None
-    adapted = None
-    if few is None:
-        loaded = load(dataclasses.replace(model, dtype="float32"))
-    else:
-        loaded, adapted = begin(model, few, seed)
+    loaded, adapted = begin(model, few, seed)
     checkpoints = folder / "checkpoints"
     log = TrainLog(folder / "log.jsonl", reporter)
     callbacks: list[TrainerCallback] = [log]
@@ -85,10 +80,7 @@ def train_model(
     )
     resume(trainer, checkpoints, reporter)
     record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict())
-    whole: Loaded | None = loaded
-    if adapted is not None and few is not None:
-        record["peft"] = few.to_dict()
-        whole = finish(loaded, adapted, model, few, folder / "model", record)
+    whole = finish(loaded, adapted, few, folder / "model", record)
     if whole is not None:
         _save(whole, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
     remove(checkpoints)
