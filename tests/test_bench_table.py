@@ -129,7 +129,8 @@ def test_details_show_how_far_guesses_were_right_and_which_lines_won(form: Form)
     window, recycle = form["decoders"][1:]
     window |= {"draft_accuracy": [0.5, 0.25, 0.1, 0.04], "lines_won": {"0": 8}, "mean_slots": 4.0}
     recycle |= {"draft_accuracy": [0.75, 0.5], "lines_won": {"0": 6, "2": 2}, "mean_slots": 11.25}
-    accuracy, lines = details([form])
+    tables = {table.title.partition(":")[0]: table for table in details([form])}
+    accuracy, lines = tables["Draft accuracy"], tables["Lines won"]
     assert accuracy.columns == ("model", "decoder", "settings", "n", "+1", "+2", "+4")
     assert accuracy.rows == [
         ("tiny", "window", "–", "4", "50 %", "25 %", "4 %"),
@@ -140,7 +141,39 @@ def test_details_show_how_far_guesses_were_right_and_which_lines_won(form: Form)
         ("tiny", "window", "–", "4", "4.0", "100.0 %", "0.0 %", "0.0 %"),
         ("tiny", "recycle", "candidates=2", "4", "11.2", "75.0 %", "0.0 %", "25.0 %"),
     ]
-    assert details([only(form, "ar")]) == []
+    assert [table.title.partition(" ")[0] for table in details([only(form, "ar")])] == ["Latency"]
+
+
+def test_details_group_accepted_lengths_and_tell_latencies(form: Form) -> None:
+    form = only(form, "ar", "window", accepted={"1": 5, "2": 1, "3": 1, "4": 1, "40": 2})
+    form["decoders"][1]["latency"] = {
+        "requests": 3,
+        "answer": {"mean": 0.5, "p50": 0.4, "p90": 0.8, "p95": 0.9, "p99": 0.98, "worst": 1.0},
+        "first_token": {"p50": 0.0123},
+        "gap": None,
+    }
+    tables = {table.title.partition(" ")[0]: table for table in details([form])}
+    assert tables["Accepted"].columns[4:] == ("1", "2", "3–4", "5–8", "9–16", "17–32", "33+", "longest")
+    (window,) = tables["Accepted"].rows
+    assert window[4:] == ("50.0 %", "10.0 %", "20.0 %", "0.0 %", "0.0 %", "0.0 %", "20.0 %", "40")
+    cells = ("0.400", "0.800", "0.900", "0.980", "1.000", "12.3", "–", "–", "–")
+    assert tables["Latency"].rows[1][4:] == cells
+
+
+def test_details_show_a_table_for_each_trait_that_tells_requests_apart(form: Form) -> None:
+    def group(by: str, low: float, high: float, speedup: float | None = 1.5) -> Form:
+        rate = None if speedup is None else 321.4
+        counts = {"requests": 2, "tokens_per_forward": 1.234, "exact": 2, "of": 2}
+        return {"by": by, "low": low, "high": high, "tokens_per_second": rate, "speedup": speedup, **counts}
+
+    groups = [group("response_tokens", 3, 3), group("response_tokens", 4, 9, None), group("base_right", False, False)]
+    tables = {table.title: table for table in details([only(form, "ar", "window", strata=groups)])}
+    assert tables["By length of the answer, tokens"].rows == [
+        ("tiny", "window", "–", "4", "3", "2", "1.23", "321", "1.50×", "2/2"),
+        ("tiny", "window", "–", "4", "4–9", "2", "1.23", "–", "–", "2/2"),
+    ]
+    assert tables["By the base model's answer"].rows[0][4] == "wrong"
+    assert not any("entropy" in title for title in tables)
 
 
 def test_the_overhead_has_a_table_where_it_was_measured(form: Form) -> None:

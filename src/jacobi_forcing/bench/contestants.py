@@ -42,6 +42,8 @@ class Turn:
         seconds: Wall time, prefill included.
         widths: Tokens a row of each forward pass of the model, padding included, prefill first; a forward of a batch
             counts once.
+        marks: For each forward pass, the wall time after which its tokens were known: when the next one began, or, for
+            the last, `seconds`.
         assistant_forwards: Forward passes of the assistant, if there is one.
         rows: Counts of each row; None for the library's decoders, which keep none.
     """
@@ -50,6 +52,7 @@ class Turn:
     limit: int
     seconds: float
     widths: list[int]
+    marks: list[float]
     assistant_forwards: int = 0
     rows: list[RowStats] | None = None
 
@@ -59,14 +62,19 @@ class Turn:
         return sum(map(len, self.ids))
 
     @property
-    def row_forwards(self) -> int:
-        """Forward passes summed over rows: those that a row of its own would have taken.
+    def each(self) -> list[int]:
+        """Forward passes of each row: those that a row of its own would have taken.
 
         The library's batches are greedy, one token a forward and row; its decoders that draft take one row at a time.
         """
         if self.rows is not None:
-            return sum(row.forwards for row in self.rows)
-        return len(self.widths) if len(self.ids) == 1 else self.tokens
+            return [row.forwards for row in self.rows]
+        return [len(self.widths)] if len(self.ids) == 1 else [len(ids) for ids in self.ids]
+
+    @property
+    def row_forwards(self) -> int:
+        """Forward passes summed over rows."""
+        return sum(self.each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +133,8 @@ class Contestant:
             seconds = time.perf_counter() - started
         answers = [_cut(row, backbone.eos_ids) for row in out.sequences[:, longest:].tolist()]
         stats = out.stats.rows if isinstance(out, GenerateOutput) and out.stats is not None else None
-        return Turn(answers, limit, seconds, passes.widths, len(helped.widths), stats)
+        marks = [mark - started for mark in passes.starts[1:]] + [seconds]
+        return Turn(answers, limit, seconds, passes.widths, marks, len(helped.widths), stats)
 
     def _ours(self, loaded: Loaded) -> Any:
         vocabulary = loaded.vocabulary if self.decode and self.decode.draft_init == "vocabulary" else None
@@ -217,9 +226,10 @@ def padded(batch: Sequence[Prompt], longest: int, pad: int, device: torch.device
 
 @dataclasses.dataclass
 class Passes:
-    """Forward passes that a model has made: the tokens a row of each."""
+    """Forward passes that a model has made: the tokens a row of each, and when it began."""
 
     widths: list[int] = dataclasses.field(default_factory=list)
+    starts: list[float] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -227,14 +237,22 @@ def counted(model: torch.nn.Module | None) -> Iterator[Passes]:
     """Count a model's forward passes, whoever asks for them; none where there is no model."""
     passes = Passes()
 
+    def begin(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        # The host asks for a forward when it knows the tokens of the one before, on a GPU too.
+        passes.starts.append(time.perf_counter())
+
     def count(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         passes.widths.append(kwargs["input_ids"].shape[1])
 
-    handle = model.register_forward_hook(count, with_kwargs=True) if model is not None else None
+    handles = (
+        [model.register_forward_pre_hook(begin), model.register_forward_hook(count, with_kwargs=True)]
+        if model is not None
+        else []
+    )
     try:
         yield passes
     finally:
-        if handle is not None:
+        for handle in handles:
             handle.remove()
 
 

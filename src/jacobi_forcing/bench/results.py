@@ -10,13 +10,17 @@ import torch
 
 from jacobi_forcing.bench.contestants import AR, LIBRARY, Contestant, Turn
 from jacobi_forcing.bench.exactness import Mismatch
+from jacobi_forcing.bench.latency import latency
 from jacobi_forcing.bench.overhead import Overhead
+from jacobi_forcing.bench.strata import Traits, strata
 from jacobi_forcing.config import DecodeConfig, Task
 from jacobi_forcing.decode.stats import DecodeStats
 from jacobi_forcing.evaluate.quality import Quality
 
-SCHEMA_VERSION = 2
-"""Version of the JSON form of a `ModelResult`; raised whenever a reader of the old form would misread the new one."""
+SCHEMA_VERSION = 3
+"""Version of the JSON form of a `ModelResult`; raised whenever a reader of the old form would misread the new one, or
+one of the new form would miss something in the old."""
+SCHEMA = f"jforce.bench/{SCHEMA_VERSION}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,7 @@ class DecoderResult:
         quality: Of its own answers.
         cost_ratio: Time of a forward of `median_slots` tokens a row over that of one token a row; None for `ar` and the
             library, which never take more.
+        traits: Of the requests, in order.
     """
 
     contestant: Contestant
@@ -43,6 +48,7 @@ class DecoderResult:
     mismatches: list[Mismatch]
     quality: Quality
     cost_ratio: float | None = None
+    traits: list[Traits] = dataclasses.field(default_factory=list)
 
     @property
     def decoder(self) -> str:
@@ -154,6 +160,13 @@ class DecoderResult:
             "accepted": {str(length): count for length, count in stats.histogram.items()},
             "lines_won": {str(line): count for line, count in stats.lines_won.items()},
             "draft_accuracy": [round(share, 4) for share in stats.draft_accuracy],
+            "latency": latency(self.turns),
+            "strata": strata(self.turns, self.pace, self.traits, [mismatch.prompt for mismatch in self.mismatches]),
+            "requests": {
+                "tokens": [len(ids) for turn in self.turns for ids in turn.ids],
+                "forwards": [forwards for turn in self.turns for forwards in turn.each],
+                "seconds": [turn.seconds for turn in self.turns for _ in turn.ids],
+            },
         }
 
 
@@ -190,6 +203,7 @@ class ModelResult:
     decoders: list[DecoderResult]
     cost: list[Cost]
     overhead: list[Overhead] = dataclasses.field(default_factory=list)
+    traits: list[Traits] = dataclasses.field(default_factory=list)
 
     def __getitem__(self, decoder: str) -> DecoderResult:
         """The first result of a decoder."""
@@ -210,6 +224,7 @@ class ModelResult:
             "decoders": [result.to_dict() for result in self.decoders],
             "cost": [dataclasses.asdict(entry) for entry in self.cost],
             "overhead": [entry.to_dict() for entry in self.overhead],
+            "items": [traits.to_dict() for traits in self.traits],
         }
 
 

@@ -18,6 +18,7 @@ from jacobi_forcing.bench.cost import cost_ratios
 from jacobi_forcing.bench.exactness import find_mismatch
 from jacobi_forcing.bench.overhead import overheads
 from jacobi_forcing.bench.results import Cost, DecoderResult, ModelResult, never_drafts
+from jacobi_forcing.bench.strata import Traits, traits_of
 from jacobi_forcing.config import DecodeConfig, Task
 from jacobi_forcing.errors import ConfigError, DataError
 from jacobi_forcing.evaluate.quality import quality_of
@@ -36,6 +37,7 @@ def bench(
     rivals: Sequence[Contestant] = (),
     batch_sizes: Sequence[int] = (1,),
     overhead: bool = False,
+    base: Sequence[Traits] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ModelResult:
     """Measure decoders on one model.
@@ -51,6 +53,7 @@ def bench(
         rivals: Further decoders of the library, see `prompt_lookup` and `assisted`; measured at a batch of one.
         batch_sizes: Rows decoded side by side.
         overhead: Also measure what the decoding loop costs beside the model's forwards, on the first prompt.
+        base: How hard the same prompts are for the base model, its own result's `traits`; by default this model is it.
         on_progress: Told prompts done and prompts in all, over all batch sizes.
 
     Raises:
@@ -64,6 +67,7 @@ def bench(
     tell = _teller(sum(len(prompts) // size * size for size in sizes), on_progress)
     results: list[DecoderResult] = []
     costs: list[Cost] = []
+    traits: list[Traits] = []
     for size in sizes:
         batches = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
         field = [contestant for contestant in everyone if size == 1 or not contestant.single]
@@ -71,7 +75,12 @@ def bench(
         judged = _judge(loaded, backbone, batches, field, found, task)
         here = _costs(backbone, batches, judged)
         costs += here.values()
-        results += [_priced(result, here) for result in judged]
+        asked = [prompt for batch in batches for prompt in batch]
+        ar = [ids for turn in judged[1].turns for ids in turn.ids]
+        # The smallest batches come first and take the most prompts: what they told is known.
+        of_size = traits_of(loaded, backbone, asked, ar, task, base or traits)
+        traits = traits or of_size
+        results += [_finished(result, here, of_size) for result in judged]
     ours = [contestant.decode for contestant in everyone if contestant.decode is not None]
     return ModelResult(
         label=label or loaded.config.name,
@@ -84,6 +93,7 @@ def bench(
         decoders=results,
         cost=costs,
         overhead=overheads(loaded, prompts[0], ours, max_new_tokens) if overhead else [],
+        traits=traits,
     )
 
 
@@ -186,7 +196,7 @@ def _costs(
     return {slots: Cost(rows, slots, context, **figures) for slots, figures in found.items()}
 
 
-def _priced(result: DecoderResult, costs: Mapping[int, Cost]) -> DecoderResult:
-    """With the cost of the forwards that it ran."""
+def _finished(result: DecoderResult, costs: Mapping[int, Cost], traits: list[Traits]) -> DecoderResult:
+    """With the cost of the forwards that it ran, and what its requests were like."""
     ratio = None if never_drafts(result.contestant) else costs[result.median_slots].ratio
-    return dataclasses.replace(result, cost_ratio=ratio)
+    return dataclasses.replace(result, cost_ratio=ratio, traits=traits)

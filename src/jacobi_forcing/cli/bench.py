@@ -55,7 +55,10 @@ WithOverhead = Annotated[
     bool, typer.Option("--overhead", help="Also measure what the decoding loop costs beside the bare forwards.")
 ]
 Details = Annotated[
-    bool, typer.Option("--details", help="Also show how many guesses were right by distance, and which lines won.")
+    bool,
+    typer.Option(
+        "--details", help="Also show latencies, accepted lengths, right guesses by distance, lines won, and strata."
+    ),
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the figures to this file too.")]
 
@@ -207,9 +210,10 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
     from jacobi_forcing.bench import bench as measure
     from jacobi_forcing.cli.bars import Bars
     from jacobi_forcing.loading import load
-    from jacobi_forcing.trajectories.prompts import load_prompts
+    from jacobi_forcing.trajectories.prompts import check_source, load_prompts
 
-    results = []
+    check_source(plan.asked.prompts)
+    results, base = [], None
     with Bars() as bars:
         helper = load(plan.assistant) if plan.assistant is not None else None
         for settings in plan.models:
@@ -232,9 +236,11 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
                 rivals=rivals,
                 batch_sizes=plan.batch_sizes,
                 overhead=plan.overhead,
+                base=base,
                 label=_label(settings),
                 on_progress=lambda done, total: bars.progress(done, total, "prompts"),
             )
+            base = base or result.traits
             results.append({**result.to_dict(), "model": provenance.portable(settings.name)})
             bars.end("bench", f"{settings.name}: {len(found)} prompts")
     return results

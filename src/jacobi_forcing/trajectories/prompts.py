@@ -74,9 +74,24 @@ def load_prompts(
         _check_length(where, ids, context_length)
         prompts.append(Prompt(index, text, ids, answer))
     if not prompts:
-        wanted = f"{config.limit or 'any'} prompts from {config.offset}"
-        raise DataError(f"'{config.source}' holds no prompts in the range", seen="0", expected=wanted)
+        raise _nothing_in_range(config)
     return prompts
+
+
+def check_source(config: PromptsConfig) -> None:
+    """See, before a model is loaded, that there is at least one prompt.
+
+    Raises:
+        DataError: See `load_prompts`, as far as the first prompt tells.
+        MissingExtraError: A hub data set is named and `datasets` is not installed.
+    """
+    if next(itertools.islice(_records(config), config.offset, None), None) is None:
+        raise _nothing_in_range(config)
+
+
+def _nothing_in_range(config: PromptsConfig) -> DataError:
+    wanted = f"{config.limit or 'any'} prompts from {config.offset}"
+    return DataError(f"'{config.source}' holds no prompts in the range", seen="0", expected=wanted)
 
 
 def encode_prompt(
