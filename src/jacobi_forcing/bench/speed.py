@@ -16,7 +16,7 @@ from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.contestants import AR, LIBRARY, Contestant, Turn, contestants
 from jacobi_forcing.bench.cost import cost_ratios
 from jacobi_forcing.bench.exactness import find_mismatch
-from jacobi_forcing.bench.overhead import overheads
+from jacobi_forcing.bench.overhead import Overhead, overheads
 from jacobi_forcing.bench.results import Cost, DecoderResult, ModelResult, never_drafts
 from jacobi_forcing.bench.strata import Traits, traits_of
 from jacobi_forcing.config import DecodeConfig, Task
@@ -62,12 +62,10 @@ def bench(
     """
     sizes = sorted(set(batch_sizes))
     _check(prompts, sizes, rivals)
-    backbone = Backbone(loaded.model)
-    everyone = contestants(decode, rivals)
+    backbone, everyone = Backbone(loaded.model), contestants(decode, rivals)
     tell = _teller(sum(len(prompts) // size * size for size in sizes), on_progress)
     results: list[DecoderResult] = []
     costs: list[Cost] = []
-    traits: list[Traits] = []
     for size in sizes:
         batches = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
         field = [contestant for contestant in everyone if size == 1 or not contestant.single]
@@ -75,13 +73,9 @@ def bench(
         judged = _judge(loaded, backbone, batches, field, found, task)
         here = _costs(backbone, batches, judged)
         costs += here.values()
-        asked = [prompt for batch in batches for prompt in batch]
-        ar = [ids for turn in judged[1].turns for ids in turn.ids]
         # The smallest batches come first and take the most prompts: what they told is known.
-        of_size = traits_of(loaded, backbone, asked, ar, task, base or traits)
-        traits = traits or of_size
-        results += [_finished(result, here, of_size) for result in judged]
-    ours = [contestant.decode for contestant in everyone if contestant.decode is not None]
+        traits = _traits(loaded, backbone, batches, judged, task, base or (results[0].traits if results else ()))
+        results += [_finished(result, here, traits) for result in judged]
     return ModelResult(
         label=label or loaded.config.name,
         model=loaded.config.name,
@@ -92,9 +86,14 @@ def bench(
         prompts=len(prompts),
         decoders=results,
         cost=costs,
-        overhead=overheads(loaded, prompts[0], ours, max_new_tokens) if overhead else [],
-        traits=traits,
+        overhead=_overheads(loaded, prompts[0], everyone, max_new_tokens) if overhead else [],
+        traits=results[0].traits,
     )
+
+
+def _overheads(loaded: Loaded, prompt: Prompt, everyone: Sequence[Contestant], max_new_tokens: int) -> list[Overhead]:
+    ours = [contestant.decode for contestant in everyone if contestant.decode is not None]
+    return overheads(loaded, prompt, ours, max_new_tokens)
 
 
 def _check(prompts: Sequence[Prompt], sizes: Sequence[int], rivals: Sequence[Contestant]) -> None:
@@ -182,6 +181,19 @@ def _judge(
             )
         )
     return results
+
+
+def _traits(
+    loaded: Loaded,
+    backbone: Backbone,
+    batches: Sequence[Sequence[Prompt]],
+    results: Sequence[DecoderResult],
+    task: Task,
+    base: Sequence[Traits],
+) -> list[Traits]:
+    asked = [prompt for batch in batches for prompt in batch]
+    answers = [ids for turn in results[1].turns for ids in turn.ids]
+    return traits_of(loaded, backbone, asked, answers, task, base)
 
 
 def _costs(
