@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.contestants import AR, LIBRARY, Contestant, Turn, contestants
@@ -52,7 +52,7 @@ def bench(
         label: What tables call the model; its name by default.
         rivals: Further decoders of the library, see `prompt_lookup` and `assisted`; measured at a batch of one.
         batch_sizes: Rows decoded side by side.
-        overhead: Also measure what the decoding loop costs beside the model's forwards, on the first prompt.
+        overhead: Also measure what the decoding loop costs beside the forwards, on the first prompt.
         base: How hard the same prompts are for the base model, its own result's `traits`; by default this model is it.
         on_progress: Told prompts done and prompts in all, over all batch sizes.
 
@@ -60,22 +60,20 @@ def bench(
         ConfigError: A batch size is below 1, or rivals are asked for and a batch of one is not.
         DataError: There are too few prompts, or the task needs answers that are not there.
     """
-    sizes = sorted(set(batch_sizes))
-    _check(prompts, sizes, rivals)
+    _check(prompts, sizes := sorted(set(batch_sizes)), rivals)
     backbone, everyone = Backbone(loaded.model), contestants(decode, rivals)
     tell = _teller(sum(len(prompts) // size * size for size in sizes), on_progress)
-    results: list[DecoderResult] = []
-    costs: list[Cost] = []
+    known: Sequence[Traits] = base or ()
+    results, costs = list[DecoderResult](), list[Cost]()
     for size in sizes:
         batches = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
         field = [contestant for contestant in everyone if size == 1 or not contestant.single]
         found = _race(loaded, backbone, batches, field, max_new_tokens, tell)
         judged = _judge(loaded, backbone, batches, field, found, task)
-        here = _costs(backbone, batches, judged)
-        costs += here.values()
         # The smallest batches come first and take the most prompts: what they told is known.
-        traits = _traits(loaded, backbone, batches, judged, task, base or (results[0].traits if results else ()))
-        results += [_finished(result, here, traits) for result in judged]
+        traits = _traits(loaded, backbone, batches, judged, task, known)
+        results += _finished(judged, backbone, batches, traits, costs)
+        known = known or traits
     return ModelResult(
         label=label or loaded.config.name,
         model=loaded.config.name,
@@ -208,7 +206,15 @@ def _costs(
     return {slots: Cost(rows, slots, context, **figures) for slots, figures in found.items()}
 
 
-def _finished(result: DecoderResult, costs: Mapping[int, Cost], traits: list[Traits]) -> DecoderResult:
-    """With the cost of the forwards that it ran, and what its requests were like."""
-    ratio = None if never_drafts(result.contestant) else costs[result.median_slots].ratio
-    return dataclasses.replace(result, cost_ratio=ratio, traits=traits)
+def _finished(
+    results: Sequence[DecoderResult],
+    backbone: Backbone,
+    batches: Sequence[Sequence[Prompt]],
+    traits: list[Traits],
+    costs: list[Cost],
+) -> list[DecoderResult]:
+    """With the cost of the forwards that each ran, added to `costs`, and what its requests were like."""
+    here = _costs(backbone, batches, results)
+    costs += here.values()
+    ratios = [None if never_drafts(one.contestant) else here[one.median_slots].ratio for one in results]
+    return [dataclasses.replace(one, cost_ratio=r, traits=traits) for one, r in zip(results, ratios, strict=True)]
