@@ -17,10 +17,8 @@ from jacobi_forcing.config import DecodeConfig, Task
 from jacobi_forcing.decode.stats import DecodeStats
 from jacobi_forcing.evaluate.quality import Quality
 
-SCHEMA_VERSION = 3
-"""Version of the JSON form of a `ModelResult`; raised whenever a reader of the old form would misread the new one, or
-one of the new form would miss something in the old."""
-SCHEMA = f"jforce.bench/{SCHEMA_VERSION}"
+SCHEMA_VERSION = 2
+"""Version of the JSON form of a `ModelResult`; raised whenever a reader of the old form would misread the new one."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,7 +63,7 @@ def bench(
     _check(prompts, sizes := sorted(set(batch_sizes)), rivals)
     backbone, everyone = Backbone(loaded.model), contestants(decode, rivals)
     tell = _teller(sum(len(prompts) // size * size for size in sizes), on_progress)
-    known: Sequence[Traits] = base or ()
+    known = list(base or ())
     results, costs = list[DecoderResult](), list[Cost]()
     for size in sizes:
         batches = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
@@ -71,9 +71,8 @@ def bench(
         found = _race(loaded, backbone, batches, field, max_new_tokens, tell)
         judged = _judge(loaded, backbone, batches, field, found, task)
         # The smallest batches come first and take the most prompts: what they told is known.
-        traits = _traits(loaded, backbone, batches, judged, task, known)
-        results += _finished(judged, backbone, batches, traits, costs)
-        known = known or traits
+        known = _traits(loaded, backbone, batches, judged, task, known)
+        results += _finished(judged, backbone, batches, known, costs)
     return ModelResult(
         label=label or loaded.config.name,
         model=loaded.config.name,
