@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from jacobi_forcing.config import Misfits, SchedulePhase
 from jacobi_forcing.errors import ConfigError, DataError
 from jacobi_forcing.schedule import draw_phase, nearest_state, noise_ratios, targets
-from jacobi_forcing.tags import Tags, layout
+from jacobi_forcing.tags import PADDING, Tags, layout
 from jacobi_forcing.trajectories.store import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -146,6 +146,14 @@ class PackedRows(Dataset[dict[str, Tensor]]):
     def lengths(self) -> list[int]:
         """Length of each row, tokens, the same in every epoch."""
         return [sum(self._samples[index].length for index in row) for row in self._rows]
+
+    def empty_row(self) -> dict[str, Tensor]:
+        """A row with nothing in it: one token of padding."""
+        return {
+            "input_ids": torch.zeros(1, dtype=torch.long),
+            "tags": torch.tensor(PADDING)[:, None],
+            "noise_ratios": torch.zeros(0),
+        }
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins; a random phase depends on it."""

@@ -26,6 +26,8 @@ _UNSUPPORTED: dict[str, str] = {
     "remove_unused_columns": "the loss needs every column of a row",
     "gradient_checkpointing": "the library then hides the clean KV from the lines",
     "activation_checkpointing": "the library then hides the clean KV from the lines",
+    "fsdp": "the base is frozen and needs no optimiser; processes without fsdp each keep it whole",
+    "deepspeed": "the base is frozen and needs no optimiser; processes without deepspeed each keep it whole",
     "load_best_model_at_end": "the library would look for whole models in the checkpoints",
 }
 

@@ -113,6 +113,18 @@ class LineRows(Dataset[dict[str, Tensor]]):
         """Say which epoch begins; all that is drawn depends on it."""
         self._epoch.fill_(epoch)
 
+    def empty_row(self) -> dict[str, Tensor]:
+        """A row whose lines have all met the end, so that none of them counts."""
+        nothing = torch.zeros(self.lines, dtype=torch.long)
+        return {
+            "input_ids": torch.zeros(1, dtype=torch.long),
+            "last": torch.tensor(0),
+            "taught": torch.tensor(0),
+            "starts": nothing,
+            "sweeps": nothing,
+            "fill": torch.zeros(self.lines, self.max_sweeps + 1, self.block_size, dtype=torch.long),
+        }
+
     def __len__(self) -> int:
         """Number of texts."""
         return len(self._texts)
@@ -156,8 +168,9 @@ class LineCollator:
         self.tokenizer = tokenizer
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Stack the items of `LineRows`."""
+        """Stack the items of `LineRows`, and count the `lines` of those that hold a text []."""
         longest = max(len(row["input_ids"]) for row in rows)
         batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name != "input_ids"}
         ids = [pad(row["input_ids"], (0, longest - len(row["input_ids"]))) for row in rows]
-        return {"input_ids": torch.stack(ids), **batch}
+        lines = sum(len(row["starts"]) for row in rows if row["last"] > 0)
+        return {"input_ids": torch.stack(ids), "lines": torch.tensor(lines), **batch}

@@ -16,7 +16,8 @@ from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.training.adapter_config import AdapterConfig
 from jacobi_forcing.training.adapter_lines import CleanPass, State, Texts, greedy, slot_losses
 from jacobi_forcing.training.adapter_rows import Answered, LineCollator, LineRows
-from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows, refuse_several_devices
+from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
+from jacobi_forcing.training.sharing import EvenRows, check_processes, share_out, summed, within_forward
 
 
 class LineLosses(NamedTuple):
@@ -41,12 +42,13 @@ class AdapterTrainer(Trainer):
     that a sweep would commit at the oldest states, an estimate of what decoding would reach with the weights in hand.
 
     Losses are averaged over all lines of an accumulated batch, those that have met the end of their text included, so
-    four batches of one text and one batch of four give the same gradients. A checkpoint holds the adapter as a plain
+    four batches of one text and one batch of four give the same gradients, and so do two processes with two texts each. A
+    checkpoint holds the adapter as a plain
     peft one; a run resumed from it ends with the weights of an undisturbed one. Dropout is off: the base is to be what
     it is in decoding.
 
     Args:
-        model: The base, in float32, on one device. An adapter that it has already is trained further.
+        model: The base, in float32; with several processes each has its own. An adapter that it has already is trained further.
         args: Settings.
         responses: What the base wrote, such as trajectories, or rows made already.
         eval_responses: The same for `evaluate`.
@@ -54,7 +56,7 @@ class AdapterTrainer(Trainer):
         kwargs: Passed to `transformers.Trainer`: `callbacks`, `optimizers`, ...
 
     Raises:
-        ConfigError: Several devices, or an adapter of another rank than the settings name.
+        ConfigError: Several devices in one process, or an adapter of another rank than the settings name.
         DataError: The texts do not fit the model: ids or positions that it does not have.
         ModelError: The model is not a decoder-only LM that this package can run.
     """
@@ -72,7 +74,7 @@ class AdapterTrainer(Trainer):
         processing_class: Any = None,
         **kwargs: Any,
     ) -> None:
-        refuse_several_devices(args)
+        check_processes(args)
         self.settings = args
         self.backbone = Backbone(model)
         rows = self._rows(responses)
@@ -85,11 +87,11 @@ class AdapterTrainer(Trainer):
             model=model,
             args=args,
             data_collator=LineCollator(processing_class),
-            train_dataset=rows,
+            train_dataset=share_out(rows, args),
             eval_dataset=eval_rows,
             **kwargs,
         )
-        self.add_callback(EpochSetter(rows))
+        self.add_callback(EpochSetter(self.train_dataset))
         self.backbone.verify_head()
         self._sums: dict[str, Tensor] = {}
 
@@ -141,7 +143,7 @@ class AdapterTrainer(Trainer):
         fill, sweeps = inputs["fill"], inputs["sweeps"]
         state = State(inputs["starts"], fill[:, :, 0].clone())
         state.ids[..., 0] = texts.at(state.start)
-        share = 1 / (lines or sweeps.numel())
+        share = 1 / (int(inputs["lines"]) if lines is None else lines)
         # The accelerator hangs mixed precision on the model's forward, which the hidden states do not come from.
         with self.accelerator.autocast():
             clean = CleanPass(self.backbone, texts)
@@ -203,25 +205,41 @@ class AdapterTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """The loss of one batch, as its share of the accumulated batch. Called by the library."""
-        losses = self.losses(inputs, None if num_items_in_batch is None else int(num_items_in_batch))
+        losses = self._within(model, inputs, None if num_items_in_batch is None else int(num_items_in_batch))
         for name, value in (("gained", losses.gained), ("sweeps", losses.sweeps)):
             self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value
-        return (losses.total, {"loss": losses.total}) if return_outputs else losses.total
+        # The shares of all processes add up to the loss, and the library takes the mean of their gradients.
+        total = losses.total * self.accelerator.num_processes
+        return (total, {"loss": total}) if return_outputs else total
+
+    def _within(self, model: nn.Module, *args: Any) -> LineLosses:
+        """`losses`, within the forward of what the library wrapped around the model."""
+        if self.accelerator.num_processes == 1:
+            return self.losses(*args)
+        return within_forward(model, self.backbone.model, self.losses, *args)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """The order of texts. Called by the library."""
+        if isinstance(self.train_dataset, EvenRows):
+            return self.train_dataset.sampler
+        return super()._get_train_sampler(train_dataset)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | None]:
         """The batches of one step, and over how many lines their losses are averaged []."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:
+            return batches, None
         # Kept on the CPU, where it is read.
-        return batches, torch.tensor(sum(batch["starts"].numel() for batch in batches)) if batches else None
+        return batches, summed(torch.tensor(sum(int(batch["lines"]) for batch in batches)), self.accelerator)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the tokens per forward since the last log beside the loss."""
         if "loss" in logs and self._sums:
-            sweeps = int(self._sums["sweeps"])
+            gained, sweeps = (int(summed(self._sums[name], self.accelerator)) for name in ("gained", "sweeps"))
             if sweeps:
-                logs["tokens_per_forward"] = float(self._sums["gained"]) / sweeps
+                logs["tokens_per_forward"] = gained / sweeps
             self._sums = {}
         super().log(logs, start_time)
 
@@ -234,7 +252,7 @@ class AdapterTrainer(Trainer):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The loss of one batch in `evaluate`; there are no logits to return."""
         with torch.no_grad():
-            return self.losses(self._prepare_inputs(inputs)).total.detach(), None, None
+            return self._within(model, self._prepare_inputs(inputs)).total.detach(), None, None
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Write the adapter, not the base. Called by the library."""

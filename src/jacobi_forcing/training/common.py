@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.errors import ConfigError, DataError
@@ -15,8 +15,7 @@ from jacobi_forcing.errors import ConfigError, DataError
 UNSUPPORTED: dict[str, str] = {
     "label_smoothing_factor": "the consistency loss has distributions for targets",
     "torch_compile": "the loss does not go through the compiled forward",
-    "deepspeed": "the loss does not go through the wrapped forward",
-    "fsdp": "the loss does not go through the wrapped forward",
+    "parallelism_config": "a row and a layer stay on one device; processes share the rows, and with fsdp the weights",
 }
 
 
@@ -42,7 +41,7 @@ class EpochSetter(TrainerCallback):
     it then passes the data set over.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Any) -> None:
         self.rows = rows
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -75,20 +74,6 @@ def check_settings(
     for name, reason in unsupported.items():
         if getattr(settings, name):
             raise ConfigError(f"'{name}' is not supported here: {reason}", remedy="leave it at its default")
-
-
-def refuse_several_devices(args: TrainingArguments) -> None:
-    """Refuse what the losses are not made for.
-
-    Raises:
-        ConfigError: There are several GPUs or processes.
-    """
-    if args.n_gpu > 1 or args.world_size > 1:
-        raise ConfigError(
-            "Training runs on one device",
-            seen=f"{args.n_gpu} GPUs in {args.world_size} processes",
-            remedy="set CUDA_VISIBLE_DEVICES to one of them",
-        )
 
 
 def refuse_foreign_rows(rows: Rows, backbone: Backbone, what: str, other_ids: str, other_lengths: str) -> None:

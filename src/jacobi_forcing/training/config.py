@@ -19,6 +19,7 @@ from jacobi_forcing.config import (
 )
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.training.common import UNSUPPORTED, check_settings
+from jacobi_forcing.training.sharing import check_sharding
 
 _LEAST: dict[str, int] = {"block_size": 1, "window_size": 1, "max_length": 1, "logits_chunk_size": 1, "ar_weight": 0}
 _CHOICES: dict[str, Any] = {
@@ -102,6 +103,7 @@ class JacobiForcingConfig(TrainingArguments):
     def __post_init__(self) -> None:
         """Check what this package adds, then let the library do its own."""
         check_settings(self, _LEAST, _CHOICES, _UNSUPPORTED)
+        check_sharding(self)
         if self.temperature <= 0:
             raise ConfigError("'temperature' is too small", seen=self.temperature, expected="more than 0")
         super().__post_init__()

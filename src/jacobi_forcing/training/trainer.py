@@ -19,9 +19,10 @@ from jacobi_forcing.packing import PackedRows
 from jacobi_forcing.peft_models import plain
 from jacobi_forcing.tags import Tags
 from jacobi_forcing.training.collator import Collator
-from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows, refuse_several_devices
+from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
 from jacobi_forcing.training.config import JacobiForcingConfig
 from jacobi_forcing.training.muon import MuonWithAdamW
+from jacobi_forcing.training.sharing import EvenRows, check_processes, share_out, summed, within_forward
 from jacobi_forcing.trajectories.store import Trajectory
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ class JacobiForcingTrainer(Trainer):
     `noise_ratio`, the mean over the blocks trained on; each is a mean over the steps since the last log.
 
     The losses are averaged over all blocks and target tokens of an accumulated batch, so four batches of one row and
-    one batch of four rows give the same gradients. A run resumed from a checkpoint ends with the weights of an
+    one batch of four rows give the same gradients, and so do two processes with two rows each. A run resumed from a checkpoint ends with the weights of an
     undisturbed one.
 
     Args:
-        model: The model to train, in float32, on one device; or peft's model of it, whose base may be in less.
+        model: The model to train, in float32; or peft's model of it, whose base may be in less. Each process has its own.
         args: Settings.
         trajectories: Trajectories, which are packed as `args` says, or rows packed already.
         eval_trajectories: The same for `evaluate`.
@@ -48,7 +49,7 @@ class JacobiForcingTrainer(Trainer):
         kwargs: Passed to `transformers.Trainer`: `callbacks`, `optimizers`, ...
 
     Raises:
-        ConfigError: Several devices, or block sizes that differ.
+        ConfigError: Several devices in one process, or block sizes that differ.
         DataError: The trajectories do not fit the model: ids or positions that it does not have.
         ModelError: The model is not a decoder-only LM that this package can run.
     """
@@ -66,7 +67,7 @@ class JacobiForcingTrainer(Trainer):
         processing_class: Any = None,
         **kwargs: Any,
     ) -> None:
-        refuse_several_devices(args)
+        check_processes(args)
         self.backbone = Backbone(plain(model))
         self.settings = args
         rows = self._packed(trajectories, args)
@@ -79,11 +80,11 @@ class JacobiForcingTrainer(Trainer):
                 args.loss_positions,  # type: ignore[arg-type]  # checked in __post_init__
                 args.loss_reduction,  # type: ignore[arg-type]  # checked in __post_init__
             ),
-            train_dataset=rows,
+            train_dataset=share_out(rows, args),
             eval_dataset=eval_rows,
             **kwargs,
         )
-        self.add_callback(EpochSetter(rows))
+        self.add_callback(EpochSetter(self.train_dataset))
         self.backbone.verify_head()
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
@@ -156,11 +157,25 @@ class JacobiForcingTrainer(Trainer):
     ) -> Any:
         """The loss of one batch, as its share of the accumulated batch. Called by the library."""
         blocks, targets = (None, None) if num_items_in_batch is None else num_items_in_batch.tolist()
-        losses = self.losses(inputs, blocks, targets)
+        losses = self._losses(model, inputs, blocks, targets)
         if num_items_in_batch is not None:
             self._add("consistency_loss", losses.consistency)
             self._add("ar_loss", losses.ar)
-        return (losses.total, {"loss": losses.total}) if return_outputs else losses.total
+        # The shares of all processes add up to the loss, and the library takes the mean of their gradients.
+        total = losses.total * self.accelerator.num_processes
+        return (total, {"loss": total}) if return_outputs else total
+
+    def _losses(self, model: nn.Module, *args: Any) -> Losses:
+        """`losses`, within the forward of what the library wrapped around the model."""
+        if self.accelerator.num_processes == 1:
+            return self.losses(*args)
+        return within_forward(model, self.model, self.losses, *args)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """The order of rows. Called by the library."""
+        if isinstance(self.train_dataset, EvenRows):
+            return self.train_dataset.sampler
+        return super()._get_train_sampler(train_dataset)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -170,9 +185,13 @@ class JacobiForcingTrainer(Trainer):
         if not batches:
             return batches, None
         self._steps += 1
-        self._add("noise_ratio", torch.cat([batch["noise_ratios"] for batch in batches]).mean())
+        ratios = torch.cat([batch["noise_ratios"] for batch in batches]).double()
+        counts = [sum(int(batch[name]) for batch in batches) for name in ("blocks", "targets")]
+        own = torch.tensor([*counts, len(ratios)], dtype=torch.long)
         # Kept on the CPU, where they are read.
-        return batches, torch.tensor([[int(batch["blocks"]), int(batch["targets"])] for batch in batches]).sum(dim=0)
+        blocks, targets, states = summed(own, self.accelerator).tolist()
+        self._add("noise_ratio", ratios.sum() / states)
+        return batches, torch.tensor([blocks, targets])
 
     def _add(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.detach()
@@ -180,7 +199,8 @@ class JacobiForcingTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the parts of the loss beside the loss."""
         if "loss" in logs and self._steps:
-            logs.update({name: total.item() / self._steps for name, total in self._sums.items()})
+            for name, total in self._sums.items():
+                logs[name] = summed(total, self.accelerator).item() / self._steps
             self._sums, self._steps = {}, 0
         super().log(logs, start_time)
 
@@ -193,7 +213,7 @@ class JacobiForcingTrainer(Trainer):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The loss of one batch in `evaluate`; there are no logits to return."""
         with torch.no_grad():
-            return self.losses(self._prepare_inputs(inputs)).total.detach(), None, None
+            return self._losses(model, self._prepare_inputs(inputs)).total.detach(), None, None
 
 
 def last_checkpoint(folder: str | Path) -> Path | None:

@@ -1,0 +1,112 @@
+"""Training in two processes ends with what one process ends with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import several
+from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.training import Collator, JacobiForcingConfig, JacobiForcingTrainer
+from jacobi_forcing.training.sharing import EvenRows
+from several import TRAJECTORIES, torchrun
+from tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two processes ended with."""
+    folder = tmp_path_factory.mktemp("several")
+    done = torchrun(folder, several.__file__, str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(folder / "found.pt")
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    start = tiny_model("llama").state_dict()
+    assert ours["weights"].keys() == theirs["weights"].keys()
+    for name, value in theirs["weights"].items():
+        moved = (value - start[name]).abs().max() if name in start else value.abs().max()
+        assert moved > 0, name
+        assert (ours["weights"][name] - value).abs().max() <= 1e-4 * moved + 1e-7, name
+    assert len(ours["log"]) == len(theirs["log"]) == 5
+    for one, other in zip(ours["log"], theirs["log"], strict=True):
+        assert one.keys() == other.keys()
+        for name in one.keys() & {"loss", "consistency_loss", "ar_loss", "noise_ratio", "grad_norm"}:
+            assert one[name] == pytest.approx(other[name], rel=1e-4), name
+        assert one.get("tokens_per_forward") == other.get("tokens_per_forward")
+
+
+@pytest.mark.parametrize("case", ["full", "accumulated", "adapter"])
+def test_two_processes_train_as_one_with_twice_the_batch(case: str, found: dict[str, Any], tmp_path: Path) -> None:
+    trainer = several.adapter(tmp_path, 4) if case == "adapter" else several.full(tmp_path, 4)
+    # Odd: the last batch of an epoch is not full, and in mode full one process gets none of its rows.
+    assert len(trainer.train_dataset) % 4 == (3 if case == "adapter" else 1)
+    assert_same(found[case], several.outcome(trainer))
+
+
+def test_two_processes_resume_to_the_bit(found: dict[str, Any]) -> None:
+    for name, value in found["full"]["weights"].items():
+        assert torch.equal(found["resumed"]["weights"][name], value), name
+
+
+def test_weights_that_are_shared_out_get_the_same_gradients(found: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    args = JacobiForcingConfig(output_dir=str(tmp_path), **{**several.COMMON, "max_length": 40, "window_size": 4})
+    trainer = JacobiForcingTrainer(model, args, TRAJECTORIES)
+    rows = trainer.train_dataset
+    trainer.losses(Collator()([rows[index] for index in range(len(rows))])).total.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    assert found["sharded"].keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert (found["sharded"][name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
+
+
+@pytest.mark.parametrize(("rows", "shuffle"), [(7, True), (8, False), (1, True)])
+def test_rows_are_filled_up_to_even_shares_and_every_row_is_seen_once(rows: int, shuffle: bool) -> None:
+    class Rows:
+        epoch = -1
+
+        def __len__(self) -> int:
+            return rows
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def empty_row(self) -> str:
+            return "empty"
+
+    even = EvenRows(Rows(), 4, shuffle=shuffle, seed=3)
+    assert len(even) % 4 == 0
+    orders = []
+    for epoch in range(2):
+        even.set_epoch(epoch)
+        assert even.rows.epoch == epoch
+        seen = [even[index] for index in even.sampler]
+        assert sorted(seen[:rows]) == list(range(rows))
+        assert seen[rows:] == ["empty"] * (len(even) - rows)
+        orders.append(seen)
+    assert (orders[0] != orders[1]) == (shuffle and rows > 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fsdp": "full_shard"}, "needs GPUs"),
+        ({"deepspeed": "missing.json"}, "cannot be read"),
+        ({"deepspeed": {"zero_optimization": {"stage": 2}}}, "pip install deepspeed"),
+        ({"fsdp": "full_shard", "deepspeed": {}}, "needs GPUs"),
+        ({"fsdp_config": {"version": 2}}, "'fsdp' is not"),
+    ],
+)
+def test_sharding_that_cannot_work_is_refused_with_a_remedy(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        JacobiForcingConfig(output_dir=str(tmp_path), use_cpu=True, **changes)
