@@ -20,6 +20,7 @@ PACKAGE = "jacobi_forcing"
 LAYERS = (
     "errors",
     "files",
+    "processes",
     "formats",
     "blocks",
     "schema",

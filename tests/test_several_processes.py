@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from transformers import AutoModelForCausalLM
 
 import several
-from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.errors import ArtefactError, ConfigError
+from jacobi_forcing.recipe import load_recipe, run_recipe
 from jacobi_forcing.training import Collator, JacobiForcingConfig, JacobiForcingTrainer
 from jacobi_forcing.training.sharing import EvenRows
 from several import TRAJECTORIES, torchrun
+from tiny_folder import save_prompts, save_tiny
 from tiny_models import tiny_model
 
 
@@ -110,3 +115,35 @@ def test_sharding_that_cannot_work_is_refused_with_a_remedy(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         JacobiForcingConfig(output_dir=str(tmp_path), use_cpu=True, **changes)
+
+
+def test_a_recipe_run_by_two_processes_writes_once_and_knows_how_many_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path / "model")
+    save_prompts(tmp_path / "prompts.jsonl", 6)
+    prompts = {"source": "prompts.jsonl", "field": "question"}
+    recipe = {
+        "model": {"name": "model", "device": "cpu"},
+        "prompts": prompts,
+        "collect": {"max_new_tokens": 10, "shard_size": 2},
+        "rounds": [{"block_size": 4, "steps": 3, "batch_size": 1, "window_size": 2, "learning_rate": 1e-3}],
+        "evaluation": {"prompts": {"limit": 2}, "max_new_tokens": 6, "probe_steps": 2, "probe_prompts": 2},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    command = ("-m", "jacobi_forcing", "run", "recipe.yaml", "--output", "out", "--json")
+    done = torchrun(tmp_path, *command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert json.loads(line)["models"]
+    assert done.stderr.count("✓ train-1") == 1
+    log = [json.loads(line) for line in (tmp_path / "out/round-1/log.jsonl").read_text().splitlines()]
+    assert len({entry["step"] for entry in log}) == len(log) >= 1
+    probes = [json.loads(line)["step"] for line in (tmp_path / "out/round-1/probe.jsonl").read_text().splitlines()]
+    assert probes == [0, 2, 3]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "out/model")
+    assert not (tmp_path / "out/round-1/checkpoints").exists()
+    # Alone it would train on half as many rows a step.
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtefactError, match="processes"):
+        run_recipe(load_recipe("recipe.yaml", [], Path("out")))

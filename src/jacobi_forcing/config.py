@@ -142,6 +142,9 @@ class RoundConfig(Config):
     misfits: Misfits = option("error", help="a sample that does not fit in a row: error, or skip it and count it")
     gradient_checkpointing: bool = option(False, help="compute activations twice instead of keeping them in memory")
     save_steps: int = option(100, help="steps between checkpoints; what a kill can lose", at_least=1)
+    fsdp: bool = option(False, help="FSDP2: several GPUs share weights, gradients and optimiser state (torchrun)")
+    fsdp_config: str | None = option(None, help="JSON file of transformers' fsdp_config")
+    deepspeed: str | None = option(None, help="JSON file of DeepSpeed, in place of fsdp")
 
 
 @dataclasses.dataclass(frozen=True)

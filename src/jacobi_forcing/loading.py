@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from jacobi_forcing import processes
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.embedded import BUILTIN, base_folder
@@ -164,7 +165,9 @@ def resolve_device(device: str) -> torch.device:
     if device.partition(":")[0] == "meta":
         raise ModelError("The device 'meta' holds no weights", expected="auto, cpu, cuda, cuda:1, mps, …")
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        # Several processes on a machine have a GPU each.
+        own = f"cuda:{processes.local_rank()}" if processes.count() > 1 else "cuda"
+        return torch.device(own if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
         torch.empty(0, device=found)

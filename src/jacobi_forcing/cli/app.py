@@ -13,6 +13,7 @@ from jacobi_forcing import __version__
 from jacobi_forcing.cli import bench, collect, generate, quickstart, run, train
 from jacobi_forcing.cli.console import error_line, quiet
 from jacobi_forcing.errors import JForceError
+from jacobi_forcing.processes import is_main
 
 OK, FAULT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 DEBUG = "--debug"
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = [argument for argument in given if argument != DEBUG]
     if not debug:
         quiet()
+    if not is_main():
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # results are the main process's to print
     try:
         return _call(given)
     except (KeyboardInterrupt, typer.Abort):

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from jacobi_forcing.processes import is_main
+
 
 def quiet() -> None:
     """Switch off the libraries' warnings and bars: what people need to know is said by this package."""
@@ -48,8 +50,8 @@ class _Once(logging.Handler):
 
 
 def stderr() -> Console:
-    """A console on the standard error of this moment (tests replace it)."""
-    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    """A console on the standard error of this moment (tests replace it); silent but in the main process."""
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True, quiet=not is_main())
 
 
 def note(text: str) -> None:
@@ -59,7 +61,10 @@ def note(text: str) -> None:
 
 def error_line(text: str) -> None:
     """The one line that says what is wrong."""
-    stderr().print(f"[bold red]Error:[/bold red] {escape(text)}")
+    # Whichever process it is: the others may know nothing of it.
+    console = stderr()
+    console.quiet = False
+    console.print(f"[bold red]Error:[/bold red] {escape(text)}")
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import print_result
 from jacobi_forcing.config import AdapterSettings, ModelConfig, PeftSettings, RecipeConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.processes import is_main
 
 _RATES = {"full": RoundConfig.learning_rate, "adapter": 3e-3, "peft": 1e-4}
 LearningRate = Annotated[
@@ -65,6 +66,9 @@ def train(
     misfits: Annotated[str, options.option(RoundConfig, "misfits")] = RoundConfig.misfits,
     gradient_checkpointing: Annotated[bool, options.option(RoundConfig, "gradient_checkpointing")] = False,
     save_steps: Annotated[int, options.option(RoundConfig, "save_steps")] = RoundConfig.save_steps,
+    fsdp: Annotated[bool, options.option(RoundConfig, "fsdp", "--fsdp")] = RoundConfig.fsdp,
+    fsdp_config: Annotated[str | None, options.option(RoundConfig, "fsdp_config")] = None,
+    deepspeed: Annotated[str | None, options.option(RoundConfig, "deepspeed")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of rows.")] = 0,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
@@ -74,7 +78,8 @@ def train(
     """Train on trajectories. Goes on at the last checkpoint, and then ends as an undisturbed run would.
 
     With --mode adapter the weights stay as they are, and what is trained is a gated adapter. With --peft an adapter of
-    peft's is trained instead of all weights; the text may change, as it may with all of them.
+    peft's is trained instead of all weights; the text may change, as it may with all of them. On several GPUs:
+    torchrun --nproc-per-node 8 -m jacobi_forcing train …
     """
     given = dict(locals())
     result = _perform(given)
@@ -117,7 +122,8 @@ def _perform(given: dict[str, Any]) -> dict[str, Any]:
         work = functools.partial(adapter_trainer(), loading, trajectories, settings, apart, output, seed=seed)
     stage = Stage("train", "train", 1, inputs)
     with alone(output), Bars() as bars:
-        refuse_foreign(output)
-        refuse_other_settings(output, [stage], "use another --output")
+        if is_main():
+            refuse_foreign(output)
+            refuse_other_settings(output, [stage], "use another --output")
         result = perform(output, stage, functools.partial(work, reporter=bars), bars, seed=seed)
     return {**result, "model": str(output / "model"), "block_size": reader.block_size}

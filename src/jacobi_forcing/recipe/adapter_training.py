@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from jacobi_forcing import provenance
+from jacobi_forcing import processes, provenance
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import AdapterSettings, EvaluationConfig, ModelConfig, RoundConfig
 from jacobi_forcing.files import new_folder, remove, write_json
@@ -71,9 +71,10 @@ def train_adapter(
     if evaluation is not None and evaluation.probe_steps is not None:
         trainer.add_callback(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
     resume(trainer, checkpoints, reporter)
-    record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict(), adapter=adapter.to_dict())
-    _save(trainer.adapter, model.name, folder / "model", record)
-    remove(checkpoints)
+    if processes.is_main():
+        record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict(), adapter=adapter.to_dict())
+        _save(trainer.adapter, model.name, folder / "model", record)
+        remove(checkpoints)
     return log_result(log, settings)
 
 

@@ -16,6 +16,7 @@ from jacobi_forcing.evaluate.quality import answers, quality_of
 from jacobi_forcing.files import write_text
 from jacobi_forcing.formats import stamped
 from jacobi_forcing.loading import Loaded
+from jacobi_forcing.processes import is_main
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
 
@@ -24,7 +25,8 @@ class Probe(TrainerCallback):
     """Decodes a few held-out prompts at step 0, every `probe_steps` steps and at the end, and appends a line a time.
 
     It draws no random numbers that training uses and leaves the model in the mode it was in, so a run with probes has
-    the weights of one without. A resumed run drops the lines behind the step at which it goes on.
+    the weights of one without. Of several processes the main one measures. A resumed run drops the lines behind the
+    step at which it goes on.
 
     Args:
         file: JSON lines: `step`, `tokens_per_forward`, the entries of `Quality.to_dict`, and the decoder.
@@ -61,7 +63,7 @@ class Probe(TrainerCallback):
             self._measure(kwargs["model"], state.global_step)
 
     def _measure(self, model: Any, step: int) -> None:
-        if any(line["step"] == step for line in self.lines):
+        if not is_main() or any(line["step"] == step for line in self.lines):
             return
         backbone = Backbone(model)
         responses, stats = answers(
@@ -86,7 +88,8 @@ class Probe(TrainerCallback):
         self.reporter.note(f"step {step}: {stats.tokens_per_forward:.2f} tokens a forward{solved}")
 
     def _save(self) -> None:
-        write_text(self.file, "".join(json.dumps(line) + "\n" for line in self.lines))
+        if is_main():
+            write_text(self.file, "".join(json.dumps(line) + "\n" for line in self.lines))
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

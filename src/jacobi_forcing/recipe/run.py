@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jacobi_forcing import provenance
+from jacobi_forcing import processes, provenance
 from jacobi_forcing.adapter import SETTINGS, WEIGHTS
 from jacobi_forcing.bench.table import markdown
 from jacobi_forcing.config import ModelConfig, RecipeConfig
@@ -44,6 +44,8 @@ def run_recipe(
     recipe: RecipeConfig, *, fresh: bool = False, redo: str | None = None, reporter: Reporter | None = None
 ) -> dict[str, Any]:
     """Run every stage that is not done yet, then write model, report and table.
+
+    Several processes share the work, see `processes`: all collect and train, the main one measures and writes.
 
     Args:
         recipe: The settings; `recipe.output` is the folder.
@@ -67,21 +69,28 @@ def run_recipe(
     folder = Path(recipe.output)
     stages = plan(recipe)
     with alone(folder):
-        refuse_foreign(folder)
-        if fresh:
-            _clear(folder)
-        if redo is not None:
-            names = [stage.name for stage in stages]
-            if redo not in names:
-                raise ConfigError(f"There is no stage '{redo}'", expected="one of " + ", ".join(names))
-            _forget(folder, stages[names.index(redo) :])
-        refuse_other_settings(folder, stages, _REMEDY)
-        write_text(folder / "recipe.yaml", recipe.to_yaml())
+        if processes.is_main():
+            _prepare(recipe, folder, stages, fresh=fresh, redo=redo)
         for stage in stages:
-            _check_artefacts(folder, stage, SETTINGS if leaves_adapter(recipe) else "config.json", reporter)
+            if processes.is_main():
+                _check_artefacts(folder, stage, SETTINGS if leaves_adapter(recipe) else "config.json", reporter)
             work = functools.partial(_work, recipe, folder, stage, reporter)
             perform(folder, stage, work, reporter, seed=recipe.seed)
-        return _finish(recipe, folder, stages)
+        return processes.from_main(_finish(recipe, folder, stages) if processes.is_main() else {})
+
+
+def _prepare(recipe: RecipeConfig, folder: Path, stages: list[Stage], *, fresh: bool, redo: str | None) -> None:
+    """Make the folder ready, or refuse it."""
+    refuse_foreign(folder)
+    if fresh:
+        _clear(folder)
+    if redo is not None:
+        names = [stage.name for stage in stages]
+        if redo not in names:
+            raise ConfigError(f"There is no stage '{redo}'", expected="one of " + ", ".join(names))
+        _forget(folder, stages[names.index(redo) :])
+    refuse_other_settings(folder, stages, _REMEDY)
+    write_text(folder / "recipe.yaml", recipe.to_yaml())
 
 
 def leaves_adapter(recipe: RecipeConfig) -> bool:
@@ -234,7 +243,13 @@ def refuse_foreign(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder against a second run of the same recipe; the system lets go when the process ends, however."""
+    """Hold the folder against a second run of the same recipe; the system lets go when the process ends, however.
+
+    The main process does so for all that share the work.
+    """
+    if not processes.is_main():
+        yield
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")

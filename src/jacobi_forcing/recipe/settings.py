@@ -133,6 +133,12 @@ def _check(recipe: RecipeConfig) -> None:
     evaluation = recipe.evaluation
     if evaluation is None:
         return
+    if evaluation.probe_steps is not None and any(settings.fsdp or settings.deepspeed for settings in recipe.rounds):
+        raise ConfigError(
+            "'evaluation.probe_steps' does not go with fsdp or deepspeed",
+            seen=evaluation.probe_steps,
+            remedy="remove it: a probe decodes in one process, and none has the whole model",
+        )
     prompts = evaluation.prompts
     _warn_of_overlap(recipe.prompts, prompts)
     if evaluation.task != "none" and prompts.answer_field is None and prompts.source != BUILTIN:
@@ -146,6 +152,7 @@ def _check(recipe: RecipeConfig) -> None:
 _FULL_ONLY = (
     *("window_size", "ar_weight", "schedule", "t_min", "t_max", "schedule_phase", "mask"),
     *("loss_positions", "loss_reduction", "temperature", "gradient_checkpointing"),
+    *("fsdp", "fsdp_config", "deepspeed"),
 )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from jacobi_forcing import provenance
+from jacobi_forcing import processes, provenance
 from jacobi_forcing.config import ModelConfig, PeftSettings, PromptsConfig, RecipeConfig, RoundConfig
 from jacobi_forcing.errors import ArtefactError
 from jacobi_forcing.files import file_sha256, read_json, write_json
@@ -28,7 +28,10 @@ Kind = Literal["collect", "train", "evaluate"]
 
 _TITLES: dict[str, str] = {"collect": "Collect trajectories", "train": "Train", "evaluate": "Measure"}
 # Settings that change how a stage is carried out and not what comes out.
-_INDIFFERENT = {"collect": {"batch_size"}, "round": {"save_steps", "prompts_offset", "prompts_limit"}}
+_INDIFFERENT = {
+    "collect": {"batch_size"},
+    "round": {"save_steps", "prompts_offset", "prompts_limit", "fsdp", "fsdp_config", "deepspeed"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +135,10 @@ def collect_inputs(recipe: RecipeConfig, index: int) -> dict[str, Any]:
 def train_inputs(settings: RoundConfig, seed: int, dtype: str, peft: PeftSettings | None = None) -> dict[str, Any]:
     """What decides a training run, model and trajectories apart."""
     few = {} if peft is None or peft.method == "none" else {"peft": peft.to_dict()}
-    return {"round": _without(settings.to_dict(), _INDIFFERENT["round"]), "seed": seed, "dtype": dtype, **few}
+    # The batch is one of each process, so their number decides what is learnt from at a time.
+    shared = {"processes": processes.count()} if processes.count() > 1 else {}
+    kept = _without(settings.to_dict(), _INDIFFERENT["round"])
+    return {"round": kept, "seed": seed, "dtype": dtype, **few, **shared}
 
 
 def _evaluate(recipe: RecipeConfig, number: int, after: Mapping[str, Any]) -> Stage:
@@ -212,8 +218,23 @@ def perform(
             `summary` is told to the reporter.
         reporter: Told about it.
         seed: For the provenance.
+
+    With several processes the main one decides what is to be done and writes it down; the others do their share of the
+    training and return what the main one does.
     """
-    if is_done(folder, stage):
+    if not processes.is_main():
+        done = processes.from_main(False)
+        if not done and stage.kind == "train":
+            work()
+        return processes.from_main({})
+    processes.from_main(done := is_done(folder, stage))
+    return processes.from_main(_perform(folder, stage, work, reporter, seed, done=done))
+
+
+def _perform(
+    folder: Path, stage: Stage, work: Callable[[], dict[str, Any]], reporter: Reporter, seed: int | None, *, done: bool
+) -> dict[str, Any]:
+    if done:
         marker = read_marker(folder, stage)
         assert marker is not None
         reporter.skip(stage.name, str(marker["result"].get("summary", "")))

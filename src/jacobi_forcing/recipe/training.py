@@ -5,6 +5,7 @@ Needs the extra `train`: import it through `recipe.run.trainer`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from jacobi_forcing import provenance
+from jacobi_forcing import processes, provenance
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PeftSettings, RoundConfig
 from jacobi_forcing.decode.saved import save_custom_generate
 from jacobi_forcing.errors import ConfigError
@@ -65,7 +66,10 @@ def train_model(
     """
     reader = _with_states(trajectories)
     few = peft if peft is not None and peft.method != "none" else None
-    loaded, adapted = begin(model, few, seed)
+    sharded = bool(settings.fsdp or settings.deepspeed)
+    # Where the weights are to be shared out, no GPU need hold them all.
+    source = dataclasses.replace(model, device="cpu") if sharded else model
+    loaded, adapted = begin(source, few, seed)
     checkpoints = folder / "checkpoints"
     log = TrainLog(folder / "log.jsonl", reporter)
     callbacks: list[TrainerCallback] = [log]
@@ -79,11 +83,18 @@ def train_model(
         callbacks=callbacks,
     )
     resume(trainer, checkpoints, reporter)
-    record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict())
-    whole = finish(loaded, adapted, few, folder / "model", record)
-    if whole is not None:
-        _save(whole, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
-    remove(checkpoints)
+    if sharded:
+        # All processes take part in gathering the weights; the main one puts them into a model of its own.
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        if processes.is_main():
+            loaded, adapted = begin(source, few, seed)
+            (loaded.model if adapted is None else adapted).load_state_dict(weights)
+    if processes.is_main():
+        record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict())
+        whole = finish(loaded, adapted, few, folder / "model", record)
+        if whole is not None:
+            _save(whole, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
+        remove(checkpoints)
     return log_result(log, settings)
 
 
@@ -98,13 +109,14 @@ def _with_states(trajectories: Path) -> TrajectoryReader:
 
 
 def quiet(model: ModelConfig) -> dict[str, Any]:
-    """What the library's settings need for a quiet, resumable run on one device."""
+    """What the library's settings need for a quiet, resumable run."""
     device = resolve_device(model.device)
     return {
         "bf16": model.dtype == "bfloat16",
         "fp16": model.dtype == "float16",
         "use_cpu": device.type == "cpu",
         "dataloader_pin_memory": device.type == "cuda",
+        "ddp_find_unused_parameters": False,
         "logging_steps": LOG_EVERY,
         "save_total_limit": CHECKPOINTS,
         "report_to": "none",
@@ -115,8 +127,8 @@ def quiet(model: ModelConfig) -> dict[str, Any]:
 def resume(trainer: Trainer, checkpoints: Path, reporter: Reporter) -> None:
     """Train to the end, from the last whole checkpoint if there is one; others are thrown away."""
     trainer.remove_callback(PrinterCallback)  # it prints to standard output
-    last = last_checkpoint(checkpoints)
-    for path in checkpoints.glob("checkpoint-*"):
+    last = processes.from_main(last_checkpoint(checkpoints) if processes.is_main() else None)
+    for path in checkpoints.glob("checkpoint-*") if processes.is_main() else ():
         if path != last:
             remove(path)
     if last is not None:
@@ -178,4 +190,5 @@ class TrainLog(TrainerCallback):
         self.reporter.progress(state.global_step, state.max_steps, self._detail)
 
     def _save(self) -> None:
-        write_text(self.file, "".join(json.dumps(stamped("train-log", entry)) + "\n" for entry in self.entries))
+        if processes.is_main():
+            write_text(self.file, "".join(json.dumps(stamped("train-log", entry)) + "\n" for entry in self.entries))

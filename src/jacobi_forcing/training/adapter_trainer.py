@@ -42,13 +42,12 @@ class AdapterTrainer(Trainer):
     that a sweep would commit at the oldest states, an estimate of what decoding would reach with the weights in hand.
 
     Losses are averaged over all lines of an accumulated batch, those that have met the end of their text included, so
-    four batches of one text and one batch of four give the same gradients, and so do two processes with two texts each. A
-    checkpoint holds the adapter as a plain
-    peft one; a run resumed from it ends with the weights of an undisturbed one. Dropout is off: the base is to be what
-    it is in decoding.
+    four batches of one text and one batch of four give the same gradients, and so do two processes with two texts each.
+    A checkpoint holds the adapter as a plain peft one; a run resumed from it ends with the weights of an undisturbed
+    one. Dropout is off: the base is to be what it is in decoding.
 
     Args:
-        model: The base, in float32; with several processes each has its own. An adapter that it has already is trained further.
+        model: The base, in float32; each process has its own. An adapter that it has already is trained further.
         args: Settings.
         responses: What the base wrote, such as trajectories, or rows made already.
         eval_responses: The same for `evaluate`.

@@ -147,6 +147,13 @@ class JacobiForcingConfig(TrainingArguments):
             "warmup_steps": settings.warmup_ratio,
             "save_steps": settings.save_steps,
             "misfits": settings.misfits,
+            **sharding(settings),
             "activation_checkpointing": settings.gradient_checkpointing,
         }
         return cls(**{**values, **overrides})
+
+
+def sharding(settings: RoundConfig) -> dict[str, Any]:
+    """The options of the library that share weights out, where a round sets them."""
+    names = ("fsdp", "fsdp_config", "deepspeed")
+    return {name: getattr(settings, name) for name in names if getattr(settings, name)}

@@ -54,7 +54,7 @@ class EvenRows(Dataset[dict[str, Tensor]]):
     def __init__(self, rows: SharedRows, multiple: int, *, shuffle: bool, seed: int) -> None:
         self.rows = rows
         self.sampler = _EvenSampler(
-            SeedableRandomSampler(rows, data_seed=seed) if shuffle else SequentialSampler(rows),  # type: ignore[arg-type]  # only the length is asked for
+            SeedableRandomSampler(rows, data_seed=seed) if shuffle else SequentialSampler(rows),
             -len(rows) % multiple,
         )
 
@@ -137,7 +137,7 @@ def within_forward(wrapped: nn.Module, model: nn.Module, work: Callable[..., T],
 
     model.forward = once
     try:
-        return wrapped(*args)  # type: ignore[no-any-return]  # it is what `work` returns
+        return wrapped(*args)
     finally:
         restore()
 

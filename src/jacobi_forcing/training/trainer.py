@@ -36,8 +36,8 @@ class JacobiForcingTrainer(Trainer):
     `noise_ratio`, the mean over the blocks trained on; each is a mean over the steps since the last log.
 
     The losses are averaged over all blocks and target tokens of an accumulated batch, so four batches of one row and
-    one batch of four rows give the same gradients, and so do two processes with two rows each. A run resumed from a checkpoint ends with the weights of an
-    undisturbed one.
+    one batch of four rows give the same gradients, and so do two processes with two rows each. A run resumed from a
+    checkpoint ends with the weights of an undisturbed one.
 
     Args:
         model: The model to train, in float32; or peft's model of it, whose base may be in less. Each process has its own.
