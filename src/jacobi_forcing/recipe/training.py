@@ -84,11 +84,7 @@ def train_model(
     )
     resume(trainer, checkpoints, reporter)
     if sharded:
-        # All processes take part in gathering the weights; the main one puts them into a model of its own.
-        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-        if processes.is_main():
-            loaded, adapted = begin(source, few, seed)
-            (loaded.model if adapted is None else adapted).load_state_dict(weights)
+        loaded, adapted = _gathered(trainer, source, few, seed)
     if processes.is_main():
         record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict())
         whole = finish(loaded, adapted, few, folder / "model", record)
@@ -96,6 +92,16 @@ def train_model(
             _save(whole, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
         remove(checkpoints)
     return log_result(log, settings)
+
+
+def _gathered(trainer: Trainer, source: ModelConfig, few: PeftSettings | None, seed: int) -> Any:
+    """What `begin` gives, with the weights that the processes have between them; in the main process."""
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if not processes.is_main():
+        return None, None
+    loaded, adapted = begin(source, few, seed)
+    (loaded.model if adapted is None else adapted).load_state_dict(weights)
+    return loaded, adapted
 
 
 def _with_states(trajectories: Path) -> TrajectoryReader:

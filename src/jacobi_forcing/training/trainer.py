@@ -40,7 +40,7 @@ class JacobiForcingTrainer(Trainer):
     checkpoint ends with the weights of an undisturbed one.
 
     Args:
-        model: The model to train, in float32; or peft's model of it, whose base may be in less. Each process has its own.
+        model: The model to train, in float32; or peft's model of it, whose base may be in less. Each process has one.
         args: Settings.
         trajectories: Trajectories, which are packed as `args` says, or rows packed already.
         eval_trajectories: The same for `evaluate`.
@@ -169,7 +169,8 @@ class JacobiForcingTrainer(Trainer):
         """`losses`, within the forward of what the library wrapped around the model."""
         if self.accelerator.num_processes == 1:
             return self.losses(*args)
-        return within_forward(model, self.model, self.losses, *args)
+        trained: Any = self.model  # annotated as if it could be missing
+        return within_forward(model, trained, self.losses, *args)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The order of rows. Called by the library."""
