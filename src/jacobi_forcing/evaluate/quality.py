@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +14,7 @@ from jacobi_forcing.config import DecodeConfig, Task
 from jacobi_forcing.decode.engine import make_row, run
 from jacobi_forcing.decode.stats import DecodeStats, RowStats, one_by_one
 from jacobi_forcing.errors import DataError
+from jacobi_forcing.evaluate.statistics import Wilson
 from jacobi_forcing.evaluate.tasks import grade
 from jacobi_forcing.trajectories.prompts import Prompt
 from jacobi_forcing.trajectories.responses import greedy_responses
@@ -25,31 +25,6 @@ LOOP_TOKENS = 16
 """... and for at least this many tokens."""
 LOOP_LONGEST = 64
 """Longest stretch that is looked for, tokens."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Wilson:
-    """A share with its 95 % Wilson score interval, which stays within 0 and 1 and is honest for small counts."""
-
-    count: int
-    of: int
-    low: float
-    high: float
-
-    @classmethod
-    def of_counts(cls, count: int, of: int, z: float = 1.959964) -> Self:
-        """The interval for `count` successes in `of` trials."""
-        if of == 0:
-            return cls(0, 0, 0.0, 1.0)
-        share, spread = count / of, z * z / of
-        centre = (share + spread / 2) / (1 + spread)
-        half = z * math.sqrt(share * (1 - share) / of + spread / (4 * of)) / (1 + spread)
-        return cls(count, of, max(0.0, centre - half), min(1.0, centre + half))
-
-    @property
-    def share(self) -> float:
-        """The share itself, 0 where nothing was counted."""
-        return self.count / self.of if self.of else 0.0
 
 
 @dataclasses.dataclass(frozen=True)

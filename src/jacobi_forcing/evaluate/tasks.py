@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import typing
 from decimal import Decimal, InvalidOperation
 
 from jacobi_forcing.config import Task
 from jacobi_forcing.embedded.problems import extract_result, is_solved
 from jacobi_forcing.embedded.structured import read_object
 from jacobi_forcing.errors import DataError
+from jacobi_forcing.evaluate.code import assertions_program
+from jacobi_forcing.evaluate.mathematics import same_mathematics
+from jacobi_forcing.evaluate.sandbox import run_program
 
 _NUMBER = re.compile(r"(?<![\w.])([-−]?)[$€£]?([-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-−]?\.\d+)")
 """A number as people write it: an optional sign and currency, thousands with commas or not, an optional fraction."""
@@ -23,14 +28,21 @@ def grade(task: Task, text: str, reference: str) -> bool:
     Args:
         task: `word_problems`: the number that the answer states last with "The answer is". `gsm8k`: see `final_number`.
             `orders`: the first JSON object of the text has the reference's keys and values.
+            `math`: equality by math-verify. `mbpp`: the reference's tests pass in the sandbox.
         text: What the model wrote, without the prompt.
-        reference: The reference answer: a number, or a worked answer that ends with one.
+        reference: The reference answer: a number, or a worked answer that ends with one; for `math` an expression, or
+            a solution that ends in a box; for `mbpp` a list of assertions, as Python or JSON writes it.
 
     Raises:
-        DataError: The reference holds no number, or no object.
+        DataError: The reference holds no number, object, expression or assertion.
+        MissingExtraError: math-verify is needed and not installed.
     """
     if task == "none":
-        raise DataError("Nothing can be graded", seen="task: none", expected="word_problems, gsm8k or orders")
+        raise DataError("Nothing can be graded", seen="task: none", expected=", ".join(typing.get_args(Task)[1:]))
+    if task == "math":
+        return same_mathematics(text, reference)
+    if task == "mbpp":
+        return run_program(assertions_program(text, _assertions(reference))).passed
     if task == "word_problems":
         stated = extract_result(reference)
         return is_solved(text, int(_reference(reference)) if stated is None else stated)
@@ -59,6 +71,18 @@ def final_number(text: str) -> Decimal | None:
             return _value(found)
     numbers = list(_NUMBER.finditer(text))
     return _value(numbers[-1]) if numbers else None
+
+
+def _assertions(reference: str) -> list[str]:
+    """The tests in a field that held a list, or text with one test a line."""
+    try:
+        found = ast.literal_eval(reference)
+    except (ValueError, SyntaxError):
+        found = reference.splitlines()
+    tests = [str(test) for test in found if str(test).strip()] if isinstance(found, (list, tuple)) else []
+    if not tests:
+        raise DataError("A reference answer holds no test", seen=repr(reference[:80]), remedy="check answer_field")
+    return tests
 
 
 def _reference(reference: str) -> Decimal:
