@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from jacobi_forcing import __version__
-from jacobi_forcing.cli import bench, collect, generate, quickstart, run, train
+from jacobi_forcing.cli import bench, collect, generate, plan, quickstart, run, train
 from jacobi_forcing.cli.console import error_line, quiet
 from jacobi_forcing.errors import JForceError
 from jacobi_forcing.processes import is_main
@@ -32,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # A verb imports what brings torch or transformers inside its functions: help and version need not wait for them.
-for _verb in (generate, collect, train, run, bench, quickstart):
+for _verb in (generate, collect, train, plan, run, bench, quickstart):
     app.command(epilog=_EPILOG)(_verb.__dict__[_verb.__name__.rpartition(".")[2]])
 
 
