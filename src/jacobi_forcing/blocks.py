@@ -1,4 +1,4 @@
-"""Token arithmetic on plain tensors: blocks, prefixes, noise ratios, ends. No model in here."""
+"""Token arithmetic on plain tensors: blocks, prefixes, noise ratios, ends, rows to fill. No model in here."""
 
 from __future__ import annotations
 
@@ -63,3 +63,32 @@ def truncate(ids: Sequence[int], eos_ids: Sequence[int], max_new_tokens: int) ->
     kept = list(ids[:max_new_tokens])
     end = first_eos(kept, eos_ids)
     return kept if end is None else kept[: end + 1]
+
+
+def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Put items into rows, each into the first row with room, in the order given.
+
+    Args:
+        lengths: Length of each item, none above `capacity`.
+        capacity: Room in a row.
+
+    Returns:
+        The items of each row, by index.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    # Rows too full for the shortest item are left out, or the search would grow with the square of the data.
+    candidates: list[int] = []
+    shortest = min(lengths, default=0)
+    for item, length in enumerate(lengths):
+        row = next((index for index in candidates if room[index] >= length), None)
+        if row is None:
+            row = len(rows)
+            rows.append([])
+            room.append(capacity)
+            candidates.append(row)
+        rows[row].append(item)
+        room[row] -= length
+        if room[row] < shortest:
+            candidates.remove(row)
+    return rows

@@ -13,6 +13,7 @@ FirstState = Literal["prompt", "vocabulary"]
 Schedule = Literal["progressive", "random", "reverse"]
 LossPositions = Literal["all", "from_mismatch"]
 LossReduction = Literal["block", "token"]
+States = Literal["stored", "on_policy"]
 SchedulePhase = Literal["fixed", "random"]
 Mask = Literal["noise_conditioned", "noise_conditioned_window", "intra_window_clean", "clean_context"]
 Template = Literal["auto", "chat", "raw"]
@@ -99,6 +100,11 @@ class CollectConfig(Config):
     shard_size: int = option(64, help="responses per Parquet shard; what a kill can lose", at_least=1)
     draft_init: FirstState = option("prompt", help="what the first state of a block is drawn from")
     seed: int = option(0, help="seed of the first states", at_least=0)
+    needed_only: bool = option(
+        False,
+        help="sweep a block only until the state that the round's schedule asks for has been seen; where something is "
+        "drawn, until all that may be asked for have",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +126,11 @@ class RoundConfig(Config):
     t_min: float = option(0.0, help="noise ratio at the clean end of the schedule", at_least=0, at_most=1)
     t_max: float = option(1.0, help="noise ratio that its noisy end comes up to", at_least=0, at_most=1)
     schedule_phase: SchedulePhase = option("fixed", help="where a response starts the cycle: fixed (at 0) or random")
+    states: States = option(
+        "stored",
+        help="noisy blocks: stored (states of the trajectories, as the paper does) or on_policy (the model that trains "
+        "makes them on the fly; the trajectories' responses are used alone)",
+    )
     mask: Mask = option(
         "noise_conditioned",
         help="noisy blocks see noisy blocks (noise_conditioned, Fig. 2b), those of their window "

@@ -4,48 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import typing
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from jacobi_forcing.config import Misfits, SchedulePhase
+from jacobi_forcing.blocks import first_fit, noise_ratio, split
+from jacobi_forcing.config import Misfits, SchedulePhase, States
 from jacobi_forcing.errors import ConfigError, DataError
-from jacobi_forcing.schedule import draw_phase, nearest_state, noise_ratios, targets
+from jacobi_forcing.schedule import NoiseSchedule, nearest_state, noise_ratios
 from jacobi_forcing.tags import PADDING, Tags, layout
-from jacobi_forcing.trajectories.store import Trajectory
+from jacobi_forcing.trajectories.needed import check_states
+from jacobi_forcing.trajectories.states import draw_state
+from jacobi_forcing.trajectories.store import Trajectory, TrajectoryReader
 
 logger = logging.getLogger(__name__)
-
-
-def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Put items into rows, each into the first row with room, in the order given.
-
-    Args:
-        lengths: Length of each item, none above `capacity`.
-        capacity: Room in a row.
-
-    Returns:
-        The items of each row, by index.
-    """
-    rows: list[list[int]] = []
-    room: list[int] = []
-    # Rows too full for the shortest item are left out, or the search would grow with the square of the data.
-    candidates: list[int] = []
-    shortest = min(lengths, default=0)
-    for item, length in enumerate(lengths):
-        row = next((index for index in candidates if room[index] >= length), None)
-        if row is None:
-            row = len(rows)
-            rows.append([])
-            room.append(capacity)
-            candidates.append(row)
-        rows[row].append(item)
-        room[row] -= length
-        if room[row] < shortest:
-            candidates.remove(row)
-    return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +30,7 @@ class _Sample:
     response: Tensor
     states: list[Tensor]
     ratios: list[list[float]]
+    blocks: int
     ends: bool
 
     @property
@@ -94,8 +70,13 @@ class PackedRows(Dataset[dict[str, Tensor]]):
             it starts for every sample and epoch.
         seed: For the random phase and the random schedule.
         misfits: What to do about a sample that does not fit: "error" or "skip".
+        states: "stored": noisy blocks are states of the trajectories. "on_policy": they are random drafts, drawn anew
+            in every epoch, which the model that trains is to sweep (`training.on_policy`); of the trajectories the
+            responses are used alone.
+        vocabulary: Ids that those drafts are drawn from; None: the prompt, and the response before the block.
 
     Raises:
+        ArtefactError: The trajectories have no states, or only those that another schedule asks for.
         ConfigError: An option is out of range.
         DataError: A sample does not fit, block sizes differ, or there is nothing to learn from.
     """
@@ -112,19 +93,21 @@ class PackedRows(Dataset[dict[str, Tensor]]):
         schedule_phase: SchedulePhase = "fixed",
         seed: int = 0,
         misfits: Misfits = "error",
+        states: States = "stored",
+        vocabulary: Sequence[int] | None = None,
     ) -> None:
-        if window_size < 1 or max_length < 1:
-            seen = f"window_size {window_size}, max_length {max_length}"
-            raise ConfigError("A size is too small", seen=seen, expected="at least 1")
-        if schedule_phase not in ("fixed", "random") or misfits not in ("error", "skip"):
-            seen = f"schedule_phase {schedule_phase!r}, misfits {misfits!r}"
-            raise ConfigError("An option is unknown", seen=seen, expected="fixed or random, error or skip")
-        self.max_length, self.window_size, self.seed = max_length, window_size, seed
-        self.schedule_phase: SchedulePhase = schedule_phase
-        self.schedule, self.t_min, self.t_max = schedule, t_min, t_max
-        targets(schedule, 0, window_size, t_min=t_min, t_max=t_max)  # a wrong one is better known at once
+        if max_length < 1:
+            raise ConfigError("'max_length' is too small", seen=max_length, expected="at least 1")
+        for name, value, known in (("misfits", misfits, Misfits), ("states", states, States)):
+            if value not in typing.get_args(known):
+                expected = " or ".join(typing.get_args(known))
+                raise ConfigError(f"'{name}' has a wrong value", seen=repr(value), expected=expected)
+        self.noise = NoiseSchedule(schedule, window_size, t_min, t_max, schedule_phase)
+        self.max_length, self.seed, self.states, self.vocabulary = max_length, seed, states, vocabulary
         self.block_size = 0
         self.counts = PackingCounts()
+        if states == "stored" and isinstance(trajectories, TrajectoryReader):
+            check_states(trajectories, self.noise)
         self._samples = self._read(trajectories, misfits)
         self._rows = first_fit([sample.length for sample in self._samples], max_length)
         self._count()
@@ -134,8 +117,8 @@ class PackedRows(Dataset[dict[str, Tensor]]):
     @property
     def max_token(self) -> int:
         """The largest token id, which the model must have."""
-        parts = (part for sample in self._samples for part in (sample.prompt, *sample.states))
-        return max(int(part.max()) for part in parts if part.numel())
+        parts = (part for sample in self._samples for part in (sample.prompt, sample.response, *sample.states))
+        return max([int(part.max()) for part in parts if part.numel()] + list(self.vocabulary or []))
 
     @property
     def max_positions(self) -> int:
@@ -152,6 +135,7 @@ class PackedRows(Dataset[dict[str, Tensor]]):
         return {
             "input_ids": torch.zeros(1, dtype=torch.long),
             "tags": torch.tensor(PADDING)[:, None],
+            "wanted": torch.zeros(0, dtype=torch.float64),
             "noise_ratios": torch.zeros(0),
         }
 
@@ -164,43 +148,51 @@ class PackedRows(Dataset[dict[str, Tensor]]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One row: `input_ids` [L], `tags` [7, L] for `Tags.of`, and `noise_ratios` of the states used [blocks]."""
+        """One row.
+
+        Returns:
+            `input_ids` [L]; `tags` [7, L] for `Tags.of`; `wanted`, the noise ratio asked of each block, and
+            `noise_ratios`, that of the state used [blocks]. With states on policy the noisy blocks are y(0), and the
+            ratios are theirs.
+        """
         ids: list[Tensor] = []
         tables: list[Tensor] = []
+        asked: list[float] = []
         ratios: list[float] = []
+        epoch = int(self._epoch)
         for place, member in enumerate(self._rows[index]):
             sample = self._samples[member]
-            phase = self._phase(sample.number)
-            wanted = self._targets(sample, phase)
-            picks = [nearest_state(of_block, ratio) for of_block, ratio in zip(sample.ratios, wanted, strict=True)]
-            noisy = [states[pick] for states, pick in zip(sample.states, picks, strict=True)]
+            wanted = self.noise.targets(sample.blocks, self.seed, epoch, sample.number)
+            noisy, of_sample = self._noisy(sample, wanted)
             table, source = layout(len(sample.prompt), len(sample.response), self.block_size, sample.ends)
             ids.append(torch.cat([sample.prompt, *noisy, sample.response])[source])
             tags = Tags.of(table)
-            window = torch.where(tags.block >= 0, (tags.block + phase) // self.window_size, -1)
+            phase = self.noise.phase(self.seed, epoch, sample.number)
+            window = torch.where(tags.block >= 0, (tags.block + phase) // self.noise.window_size, -1)
             tables.append(tags._replace(sample=tags.sample + place, window=window).table())
-            ratios.extend(of_block[pick] for of_block, pick in zip(sample.ratios, picks, strict=True))
+            asked += wanted
+            ratios += of_sample
         return {
             "input_ids": torch.cat(ids).long(),
             "tags": torch.cat(tables, dim=-1),
+            "wanted": torch.tensor(asked, dtype=torch.float64),
             "noise_ratios": torch.tensor(ratios),
         }
 
-    def _targets(self, sample: _Sample, phase: int) -> list[float]:
-        return targets(
-            self.schedule,
-            len(sample.ratios),
-            self.window_size,
-            phase=phase,
-            t_min=self.t_min,
-            t_max=self.t_max,
-            seed=f"{self.seed}/{int(self._epoch)}/{sample.number}/ratios",
-        )
-
-    def _phase(self, sample: int) -> int:
-        if self.schedule_phase == "fixed":
-            return 0
-        return draw_phase(self.seed, int(self._epoch), sample, self.window_size)
+    def _noisy(self, sample: _Sample, wanted: Sequence[float]) -> tuple[list[Tensor], list[float]]:
+        """The noisy blocks of a sample and their noise ratios."""
+        if self.states == "stored":
+            picks = [nearest_state(of_block, ratio) for of_block, ratio in zip(sample.ratios, wanted, strict=True)]
+            noisy = [states[pick] for states, pick in zip(sample.states, picks, strict=True)]
+            return noisy, [of_block[pick] for of_block, pick in zip(sample.ratios, picks, strict=True)]
+        prompt, response = sample.prompt.tolist(), sample.response.tolist()
+        seed = f"{self.seed}/{int(self._epoch)}"
+        drafts = []
+        for block, fixed_point in enumerate(split(response, self.block_size)):
+            pool = self.vocabulary or [*prompt, *response[: block * self.block_size]]
+            drafts.append(draw_state(fixed_point, pool, seed=seed, sample=sample.number, block=block))
+        ratios = [noise_ratio(*pair) for pair in zip(drafts, split(response, self.block_size), strict=True)]
+        return [torch.tensor(draft, dtype=torch.int32) for draft in drafts], ratios
 
     def _read(self, trajectories: Iterable[Trajectory], misfits: Misfits) -> list[_Sample]:
         samples = []
@@ -256,19 +248,22 @@ class PackedRows(Dataset[dict[str, Tensor]]):
             blocks = blocks[: room // self.block_size]
             response = response[: len(blocks) * self.block_size]
             self.counts.cut += 1
+        # On policy the states are not needed, and there may be many.
+        kept = blocks if self.states == "stored" else []
         return _Sample(
             number=trajectory.sample,
             prompt=torch.tensor(trajectory.prompt_ids, dtype=torch.int32),
             response=torch.tensor(response, dtype=torch.int32),
-            states=[torch.tensor(states, dtype=torch.int32) for states in blocks],
-            ratios=[noise_ratios(states) for states in blocks],
+            states=[torch.tensor(states, dtype=torch.int32) for states in kept],
+            ratios=[noise_ratios(states) for states in kept],
+            blocks=len(blocks),
             ends=trajectory.finished and len(response) == len(trajectory.response_ids),
         )
 
     def _count(self) -> None:
         counts = self.counts
         counts.samples, counts.rows = len(self._samples), len(self._rows)
-        counts.blocks = sum(len(sample.states) for sample in self._samples)
+        counts.blocks = sum(sample.blocks for sample in self._samples)
         counts.tokens = sum(sample.length for sample in self._samples)
         if counts.cut or counts.skipped:
             logger.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 
@@ -76,6 +77,57 @@ def draw_phase(seed: int, epoch: int, sample: int, window_size: int) -> int:
     return random.Random(f"{seed}/{epoch}/{sample}").randrange(window_size)
 
 
+@dataclasses.dataclass(frozen=True)
+class NoiseSchedule:
+    """All that decides which noise ratio is asked of which block.
+
+    Attributes:
+        schedule: One of `NAMES`.
+        window_size: w of Eq. 7, blocks per cycle.
+        t_min: Noise ratio at the clean end.
+        t_max: Noise ratio that the noisy end comes up to.
+        schedule_phase: "fixed": every response starts at the cycle's begin, as in the paper; "random": anywhere, drawn
+            for each sample and epoch.
+
+    Raises:
+        ConfigError: One is out of range.
+    """
+
+    schedule: str = "progressive"
+    window_size: int = 16
+    t_min: float = 0.0
+    t_max: float = 1.0
+    schedule_phase: str = "fixed"
+
+    def __post_init__(self) -> None:
+        """Refuse wrong settings before anything is asked."""
+        if self.window_size < 1:
+            raise ConfigError("A window is too small", seen=self.window_size, expected="at least 1 block")
+        if self.schedule_phase not in ("fixed", "random"):
+            raise ConfigError("A phase is unknown", seen=repr(self.schedule_phase), expected="fixed or random")
+        targets(self.schedule, 0, self.window_size, t_min=self.t_min, t_max=self.t_max)
+
+    def phase(self, seed: int, epoch: int, sample: int) -> int:
+        """Where in the cycle a response starts, blocks."""
+        return 0 if self.schedule_phase == "fixed" else draw_phase(seed, epoch, sample, self.window_size)
+
+    def targets(self, blocks: int, seed: int, epoch: int, sample: int) -> list[float]:
+        """The noise ratio asked of each block of one response in one epoch; see the function of that name."""
+        phase = self.phase(seed, epoch, sample)
+        return self._targets(blocks, phase, f"{seed}/{epoch}/{sample}/ratios")
+
+    def possible(self, block: int) -> tuple[float, ...]:
+        """Every noise ratio that may be asked of block i, in whatever epoch: one, unless something is drawn."""
+        if self.schedule != "random" and self.schedule_phase == "fixed":
+            return tuple(self._targets(block + 1, 0, "")[block:])
+        every = dataclasses.replace(self, schedule="progressive")
+        return tuple(every._targets(self.window_size, 0, ""))
+
+    def _targets(self, blocks: int, phase: int, seed: str) -> list[float]:
+        ends = {"t_min": self.t_min, "t_max": self.t_max}
+        return targets(self.schedule, blocks, self.window_size, phase=phase, seed=seed, **ends)
+
+
 def noise_ratios(states: Sequence[Sequence[int]]) -> list[float]:
     """The noise ratio of each state of one block, whose last state is the fixed point."""
     return [noise_ratio(state, states[-1]) for state in states]
@@ -92,3 +144,22 @@ def nearest_state(ratios: Sequence[float], target: float) -> int:
     """
     # Rounding makes a tie a tie: 0.3 - 0.2 and 0.4 - 0.3 differ in the last bit.
     return min(range(len(ratios)), key=lambda index: (round(abs(ratios[index] - target), 9), -ratios[index]))
+
+
+def is_settled(right: int, size: int, target: float) -> bool:
+    """Whether the state nearest the target is known, the later ones left unseen.
+
+    Each sweep makes one more slot right, at least, so noise ratios fall by 1/n or more. Then a state is out of reach of
+    all that follow as soon as the best that can follow, 1/n below it, is no nearer. The fixed point is known from
+    the start: where it is nearer than the least noise there is, no sweep is needed.
+
+    Args:
+        right: Leading right slots of the newest state; the states before it have been seen.
+        size: n, slots of the block.
+        target: The ratio asked for.
+    """
+
+    def distance(slots: int) -> float:
+        return round(abs((size - slots) / size - target), 9)
+
+    return right == size or distance(right) <= distance(right + 1) or distance(size) < distance(size - 1)

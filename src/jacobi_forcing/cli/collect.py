@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import print_result
-from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig
+from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
+
+States = Annotated[
+    bool, typer.Option(help="Sweep the blocks; without, responses alone: enough for adapters and for on_policy.")
+]
+NeededOnly = Annotated[bool, options.option(CollectConfig, "needed_only", "--needed-only/--all-states")]
+
+
+def _schedule(field: str, *names: str) -> Any:
+    """An option that only --needed-only reads."""
+    return options.option(
+        RoundConfig, field, *names, rich_help_panel="Schedule of the training to come, for --needed-only"
+    )
 
 
 def collect(
@@ -31,18 +43,26 @@ def collect(
     shard_size: options.ShardSize = CollectConfig.shard_size,
     draft_init: options.FirstState = CollectConfig.draft_init,
     seed: options.CollectSeed = CollectConfig.seed,
+    states: States = True,
+    needed_only: NeededOnly = CollectConfig.needed_only,
+    window_size: Annotated[int, _schedule("window_size", "--window-size", "-w")] = RoundConfig.window_size,
+    schedule: Annotated[str, _schedule("schedule")] = RoundConfig.schedule,
+    t_min: Annotated[float, _schedule("t_min")] = RoundConfig.t_min,
+    t_max: Annotated[float, _schedule("t_max")] = RoundConfig.t_max,
+    schedule_phase: Annotated[str, _schedule("schedule_phase")] = RoundConfig.schedule_phase,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     json: options.Json = False,
 ) -> None:
     """Collect Jacobi trajectories: greedy responses, and the states of their blocks. Goes on where it was stopped."""
-    given = dict(locals())
+    given = {name: value for name, value in locals().items() if name != "states"}
     if block_size < 1:
         raise ConfigError("'block_size' is too small", seen=block_size, expected="at least 1")
 
     from jacobi_forcing.cli.bars import Bars
     from jacobi_forcing.recipe.collecting import collect_trajectories
+    from jacobi_forcing.recipe.settings import round_noise
 
     with Bars() as bars:
         bars.begin("collect", "Collect trajectories")
@@ -53,6 +73,8 @@ def collect(
             block_size=block_size,
             folder=output,
             reporter=bars,
+            states=states,
+            needed=round_noise(options.settings(RoundConfig, given, steps=1)),
         )
         bars.end("collect", result["summary"])
     figures = {**result, "output": str(output), "block_size": block_size, "model": model}

@@ -13,6 +13,7 @@ from jacobi_forcing.cli.console import print_result
 from jacobi_forcing.config import AdapterSettings, ModelConfig, PeftSettings, RecipeConfig, RoundConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.processes import is_main
+from jacobi_forcing.schema import dataclasses_help
 
 _RATES = {"full": RoundConfig.learning_rate, "adapter": 3e-3, "peft": 1e-4}
 LearningRate = Annotated[
@@ -20,6 +21,17 @@ LearningRate = Annotated[
     options.option(
         *(RoundConfig, "learning_rate", "--learning-rate", "--lr"),
         show_default="1e-06, 0.0001 with --peft, 0.003 with --mode adapter",
+    ),
+]
+States = Annotated[
+    str | None,
+    typer.Option(
+        help="Mode full: "
+        + dataclasses_help(RoundConfig, "states")
+        + ". Mode adapter: "
+        + dataclasses_help(AdapterSettings, "states")
+        + ".",
+        show_default=f"{RoundConfig.states}, and {AdapterSettings.states} with --mode adapter",
     ),
 ]
 
@@ -37,7 +49,7 @@ def train(
         int, options.option(AdapterSettings, "lines_per_response")
     ] = AdapterSettings.lines_per_response,
     max_sweeps: Annotated[int, options.option(AdapterSettings, "max_sweeps")] = AdapterSettings.max_sweeps,
-    states: Annotated[str, options.option(AdapterSettings, "states")] = AdapterSettings.states,
+    states: States = None,
     right_weight: Annotated[float, options.option(AdapterSettings, "right_weight")] = AdapterSettings.right_weight,
     slot_decay: Annotated[float, options.option(AdapterSettings, "slot_decay")] = AdapterSettings.slot_decay,
     peft: options.Peft = PeftSettings.method,
@@ -105,9 +117,15 @@ def _perform(given: dict[str, Any]) -> dict[str, Any]:
     few = _peft(given)
     kind = "peft" if mode == "full" and few.method != "none" else mode
     rate = given["learning_rate"] or _RATES.get(kind, RoundConfig.learning_rate)
-    settings = options.settings(RoundConfig, given, block_size=reader.block_size, learning_rate=rate)
+    # Both kinds of training call it "states"; each is given its own.
+    states = given.pop("states")
+    of_full, of_adapter = (
+        {"states": states} if states is not None and (mode == "adapter") == is_adapter else {}
+        for is_adapter in (False, True)
+    )
+    settings = options.settings(RoundConfig, given, block_size=reader.block_size, learning_rate=rate, **of_full)
     loading = options.settings(ModelConfig, given, name=given["model"])
-    apart = options.settings(AdapterSettings, given)
+    apart = options.settings(AdapterSettings, given, **of_adapter)
     check_mode(mode, [settings], apart)
     check_peft(few, mode, loading, [settings])
     shards = [entry["sha256"] for entry in reader.manifest["shards"]]

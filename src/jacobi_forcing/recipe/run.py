@@ -33,7 +33,7 @@ from jacobi_forcing.peft_models import needs_peft
 from jacobi_forcing.recipe.collecting import collect_trajectories
 from jacobi_forcing.recipe.measuring import measure_model
 from jacobi_forcing.recipe.reporter import Reporter
-from jacobi_forcing.recipe.settings import round_prompts
+from jacobi_forcing.recipe.settings import round_noise, round_prompts, sweeps_blocks
 from jacobi_forcing.recipe.stages import Stage, is_done, marker_path, perform, plan, read_marker, refuse_other_settings
 
 _REMEDY = "use another --output, or --redo {stage} to keep what comes before it, or --fresh"
@@ -139,7 +139,8 @@ def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter) 
             block_size=settings.block_size,
             folder=place / "trajectories",
             reporter=reporter,
-            states=not apart,
+            states=sweeps_blocks(recipe.mode, settings),
+            needed=round_noise(settings),
         )
     if apart:
         return adapter_trainer()(

@@ -24,6 +24,7 @@ from jacobi_forcing.config import (
 )
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.schedule import NoiseSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,18 @@ def round_prompts(recipe: RecipeConfig, index: int) -> PromptsConfig:
     )
 
 
+def round_noise(settings: RoundConfig) -> NoiseSchedule:
+    """The noise schedule of one round."""
+    return NoiseSchedule(
+        settings.schedule, settings.window_size, settings.t_min, settings.t_max, settings.schedule_phase
+    )
+
+
+def sweeps_blocks(mode: str, settings: RoundConfig) -> bool:
+    """Whether the collecting of a round makes states: an adapter needs none, nor does training that makes its own."""
+    return mode == "full" and settings.states == "stored"
+
+
 def _inherit_prompts(values: dict[str, Any]) -> None:
     """`evaluation.prompts` takes from `prompts` what it does not say itself, but not the slice."""
     own, evaluation = values.get("prompts"), values.get("evaluation")
@@ -150,7 +163,7 @@ def _check(recipe: RecipeConfig) -> None:
 
 
 _FULL_ONLY = (
-    *("window_size", "ar_weight", "schedule", "t_min", "t_max", "schedule_phase", "mask"),
+    *("window_size", "ar_weight", "schedule", "t_min", "t_max", "schedule_phase", "states", "mask"),
     *("loss_positions", "loss_reduction", "temperature", "gradient_checkpointing"),
     *("fsdp", "fsdp_config", "deepspeed"),
 )

@@ -22,7 +22,7 @@ from jacobi_forcing.files import file_sha256, read_json, write_json
 from jacobi_forcing.loading import locate
 from jacobi_forcing.peft_models import base_name, is_peft_folder
 from jacobi_forcing.recipe.reporter import Reporter
-from jacobi_forcing.recipe.settings import round_prompts
+from jacobi_forcing.recipe.settings import round_noise, round_prompts, sweeps_blocks
 
 Kind = Literal["collect", "train", "evaluate"]
 
@@ -124,11 +124,14 @@ def prompts_inputs(prompts: PromptsConfig) -> dict[str, Any]:
 
 def collect_inputs(recipe: RecipeConfig, index: int) -> dict[str, Any]:
     """What decides the trajectories of a round, the model apart."""
+    settings = recipe.rounds[index]
+    states = sweeps_blocks(recipe.mode, settings)
     return {
         "prompts": prompts_inputs(round_prompts(recipe, index)),
         "collect": _without(recipe.collect.to_dict(), _INDIFFERENT["collect"]),
-        "block_size": recipe.rounds[index].block_size,
-        **({"states": False} if recipe.mode == "adapter" else {}),
+        "block_size": settings.block_size,
+        **({} if states else {"states": False}),
+        **({"needed": dataclasses.asdict(round_noise(settings))} if states and recipe.collect.needed_only else {}),
     }
 
 

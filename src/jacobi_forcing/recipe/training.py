@@ -16,14 +16,15 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from jacobi_forcing import processes, provenance
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PeftSettings, RoundConfig
 from jacobi_forcing.decode.saved import save_custom_generate
-from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import new_folder, remove, write_json, write_text
 from jacobi_forcing.formats import stamped
 from jacobi_forcing.loading import Loaded, resolve_device
 from jacobi_forcing.recipe.peft_training import begin, finish
 from jacobi_forcing.recipe.probe import Probe
 from jacobi_forcing.recipe.reporter import Reporter
+from jacobi_forcing.recipe.settings import round_noise
 from jacobi_forcing.training import JacobiForcingConfig, JacobiForcingTrainer, last_checkpoint
+from jacobi_forcing.trajectories.needed import check_states
 from jacobi_forcing.trajectories.store import TrajectoryReader
 
 LOG_EVERY = 10
@@ -64,14 +65,13 @@ def train_model(
     Raises:
         JForceError: See `load` and `JacobiForcingTrainer`.
     """
-    reader = _with_states(trajectories)
+    reader = _reader(trajectories, settings)
     few = peft if peft is not None and peft.method != "none" else None
     sharded = bool(settings.fsdp or settings.deepspeed)
     # Where the weights are to be shared out, no GPU need hold them all.
     source = dataclasses.replace(model, device="cpu") if sharded else model
     loaded, adapted = begin(source, few, seed)
-    checkpoints = folder / "checkpoints"
-    log = TrainLog(folder / "log.jsonl", reporter)
+    checkpoints, log = folder / "checkpoints", TrainLog(folder / "log.jsonl", reporter)
     callbacks: list[TrainerCallback] = [log]
     if evaluation is not None and evaluation.probe_steps is not None:
         callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
@@ -81,6 +81,7 @@ def train_model(
         reader,
         processing_class=loaded.tokenizer,
         callbacks=callbacks,
+        vocabulary=_vocabulary(reader, settings, loaded),
     )
     resume(trainer, checkpoints, reporter)
     if sharded:
@@ -104,14 +105,17 @@ def _gathered(trainer: Trainer, source: ModelConfig, few: PeftSettings | None, s
     return loaded, adapted
 
 
-def _with_states(trajectories: Path) -> TrajectoryReader:
+def _reader(trajectories: Path, settings: RoundConfig) -> TrajectoryReader:
     reader = TrajectoryReader(trajectories)
-    if not reader.manifest["settings"].get("states", True):
-        raise ConfigError(
-            f"'{trajectories}' holds responses without the states of their blocks",
-            remedy="collect again with states, or train an adapter on them (mode: adapter)",
-        )
+    if settings.states == "stored":
+        check_states(reader, round_noise(settings))
     return reader
+
+
+def _vocabulary(reader: TrajectoryReader, settings: RoundConfig, loaded: Loaded) -> list[int] | None:
+    """What states on policy start from: the same kind of draft as the folder was collected with."""
+    from_vocabulary = reader.manifest.get("settings", {}).get("draft_init") == "vocabulary"
+    return loaded.vocabulary if settings.states == "on_policy" and from_vocabulary else None
 
 
 def quiet(model: ModelConfig) -> dict[str, Any]:

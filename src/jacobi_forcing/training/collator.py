@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from jacobi_forcing.config import LossPositions, LossReduction
+from jacobi_forcing.config import LossPositions, LossReduction, States
 from jacobi_forcing.losses import loss_items
 from jacobi_forcing.tags import PADDING, Tags
 
@@ -24,12 +24,18 @@ class Collator:
         tokenizer: Saved with the model by the library's trainer; not used otherwise.
         positions: See `loss_items`.
         reduction: See `loss_items`.
+        states: With "on_policy" the loss positions are left out, as they may depend on states that are not made yet;
+            `with_items` adds them.
     """
 
     def __init__(
-        self, tokenizer: Any = None, positions: LossPositions = "all", reduction: LossReduction = "block"
+        self,
+        tokenizer: Any = None,
+        positions: LossPositions = "all",
+        reduction: LossReduction = "block",
+        states: States = "stored",
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.states = tokenizer, states
         self.positions, self.reduction = positions, reduction
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -39,16 +45,19 @@ class Collator:
             rows: Items of `PackedRows`.
 
         Returns:
-            `input_ids` [R, L], `tags` [R, 7, L], `noise_ratios` [blocks of the batch], and the fields of `LossItems`.
+            `input_ids` [R, L], `tags` [R, 7, L], `wanted` and `noise_ratios` [blocks of the batch], and the fields of
+            `LossItems`.
         """
         length = max(len(row["input_ids"]) for row in rows)
         ids = torch.stack([pad(row["input_ids"], (0, length - len(row["input_ids"]))) for row in rows])
         tags = torch.tensor(PADDING)[:, None].repeat(len(rows), 1, length)
         for table, row in zip(tags, rows, strict=True):
             table[:, : len(row["input_ids"])] = row["tags"]
-        return {
-            "input_ids": ids,
-            "tags": tags,
-            "noise_ratios": torch.cat([row["noise_ratios"] for row in rows]),
-            **loss_items(ids, Tags.of(tags), self.positions, self.reduction)._asdict(),
-        }
+        batch = {"input_ids": ids, "tags": tags}
+        batch.update({name: torch.cat([row[name] for row in rows]) for name in ("wanted", "noise_ratios")})
+        return batch if self.states == "on_policy" else self.with_items(batch)
+
+    def with_items(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch and its loss positions, the fields of `LossItems`."""
+        items = loss_items(batch["input_ids"], Tags.of(batch["tags"]), self.positions, self.reduction)
+        return {**batch, **items._asdict()}

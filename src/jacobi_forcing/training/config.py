@@ -16,6 +16,7 @@ from jacobi_forcing.config import (
     RoundConfig,
     Schedule,
     SchedulePhase,
+    States,
 )
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.training.common import UNSUPPORTED, check_settings
@@ -25,6 +26,7 @@ _LEAST: dict[str, int] = {"block_size": 1, "window_size": 1, "max_length": 1, "l
 _CHOICES: dict[str, Any] = {
     "schedule": Schedule,
     "schedule_phase": SchedulePhase,
+    "states": States,
     "mask": Mask,
     "loss_positions": LossPositions,
     "loss_reduction": LossReduction,
@@ -58,6 +60,8 @@ class JacobiForcingConfig(TrainingArguments):
         t_min: Noise ratio at the clean end of the schedule.
         t_max: Noise ratio that its noisy end comes up to.
         schedule_phase: "fixed" starts each response at ratio 0 (the paper); "random" anywhere, anew in every epoch.
+        states: "stored": states of the trajectories, as in the paper; "on_policy": the model that trains makes them
+            (`on_policy.py`).
         mask: "noise_conditioned" (Fig. 2b), "noise_conditioned_window", "intra_window_clean" (NC-IC, Table 5) or
             "clean_context" (CLLM).
         loss_positions: Slots of a block in the consistency loss: "all", or "from_mismatch": from its first wrong token
@@ -90,6 +94,7 @@ class JacobiForcingConfig(TrainingArguments):
     schedule_phase: str = field(default="fixed", metadata={"help": "Where a response starts the cycle: fixed, random."})
     t_min: float = field(default=0.0, metadata={"help": "Noise ratio at the schedule's clean end."})
     t_max: float = field(default=1.0, metadata={"help": "Noise ratio that its noisy end comes up to."})
+    states: str = field(default="stored", metadata={"help": "Noisy blocks: stored or on_policy."})
     mask: str = field(default="noise_conditioned", metadata={"help": "Who sees whom, see `mask.KINDS`."})
     loss_positions: str = field(default="all", metadata={"help": "Slots of a block: all or from_mismatch."})
     loss_reduction: str = field(default="block", metadata={"help": "Consistency loss per block or per token."})
@@ -136,6 +141,7 @@ class JacobiForcingConfig(TrainingArguments):
             "ar_weight": settings.ar_weight,
             "schedule": settings.schedule,
             "schedule_phase": settings.schedule_phase,
+            "states": settings.states,
             "mask": settings.mask,
             "t_min": settings.t_min,
             "t_max": settings.t_max,

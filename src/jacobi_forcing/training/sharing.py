@@ -189,6 +189,12 @@ def check_sharding(settings: Any) -> None:
             seen="fsdp or deepspeed",
             remedy="use optimizer: adamw, or leave fsdp and deepspeed out",
         )
+    if sharding and settings.states == "on_policy":
+        raise ConfigError(
+            "'states: on_policy' does not go with weights that are shared out",
+            seen="fsdp or deepspeed: every process would have to make the same number of sweeps",
+            remedy="use states: stored, or leave fsdp and deepspeed out",
+        )
 
 
 def _check_deepspeed(config: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from jacobi_forcing.training.collator import Collator
 from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
 from jacobi_forcing.training.config import JacobiForcingConfig
 from jacobi_forcing.training.muon import MuonWithAdamW
+from jacobi_forcing.training.on_policy import make_states
 from jacobi_forcing.training.sharing import EvenRows, check_processes, share_out, summed, within_forward
 from jacobi_forcing.trajectories.store import Trajectory
 
@@ -33,7 +34,9 @@ class JacobiForcingTrainer(Trainer):
     """Trains a causal LM on trajectories by Eq. 9: consistency loss plus weighted AR loss.
 
     Beside `loss` it logs `consistency_loss`, `ar_loss` (loss = consistency_loss + ar_weight * ar_loss) and
-    `noise_ratio`, the mean over the blocks trained on; each is a mean over the steps since the last log.
+    `noise_ratio`, the mean over the blocks trained on; each is a mean over the steps since the last log. With states on
+    policy also, per step and summed over processes, `state_forwards`, `state_seconds`, `block_sweeps` and
+    `drifted_sweeps`, see `StateCounts`.
 
     The losses are averaged over all blocks and target tokens of an accumulated batch, so four batches of one row and
     one batch of four rows give the same gradients, and so do two processes with two rows each. A run resumed from a
@@ -46,6 +49,7 @@ class JacobiForcingTrainer(Trainer):
         eval_trajectories: The same for `evaluate`.
         processing_class: The tokenizer, saved with each checkpoint. The model's special tokens are left as they are:
             what ends a text must not change between collecting and decoding.
+        vocabulary: With states on policy, the ids that first states are drawn from; None: each one's own context.
         kwargs: Passed to `transformers.Trainer`: `callbacks`, `optimizers`, ...
 
     Raises:
@@ -65,21 +69,24 @@ class JacobiForcingTrainer(Trainer):
         *,
         eval_trajectories: PackedRows | Iterable[Trajectory] | None = None,
         processing_class: Any = None,
+        vocabulary: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
         check_processes(args)
         self.backbone = Backbone(plain(model))
         self.settings = args
-        rows = self._packed(trajectories, args)
-        eval_rows = None if eval_trajectories is None else self._packed(eval_trajectories, args)
+        rows = self._packed(trajectories, args, vocabulary)
+        eval_rows = None if eval_trajectories is None else self._packed(eval_trajectories, args, vocabulary)
+        self._collate = Collator(
+            processing_class,
+            args.loss_positions,  # type: ignore[arg-type]  # checked in __post_init__
+            args.loss_reduction,  # type: ignore[arg-type]  # checked in __post_init__
+            args.states,  # type: ignore[arg-type]  # checked in __post_init__
+        )
         super().__init__(
             model=model,
             args=args,
-            data_collator=Collator(
-                processing_class,
-                args.loss_positions,  # type: ignore[arg-type]  # checked in __post_init__
-                args.loss_reduction,  # type: ignore[arg-type]  # checked in __post_init__
-            ),
+            data_collator=self._collate,
             train_dataset=share_out(rows, args),
             eval_dataset=eval_rows,
             **kwargs,
@@ -89,7 +96,12 @@ class JacobiForcingTrainer(Trainer):
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
 
-    def _packed(self, trajectories: PackedRows | Iterable[Trajectory], args: JacobiForcingConfig) -> PackedRows:
+    def _packed(
+        self,
+        trajectories: PackedRows | Iterable[Trajectory],
+        args: JacobiForcingConfig,
+        vocabulary: Sequence[int] | None,
+    ) -> PackedRows:
         rows = trajectories
         if not isinstance(rows, PackedRows):
             rows = PackedRows(
@@ -102,6 +114,8 @@ class JacobiForcingTrainer(Trainer):
                 schedule_phase=args.schedule_phase,  # type: ignore[arg-type]  # checked in __post_init__
                 seed=args.seed,
                 misfits=args.misfits,  # type: ignore[arg-type]  # checked in __post_init__
+                states=args.states,  # type: ignore[arg-type]  # checked in __post_init__
+                vocabulary=vocabulary,
             )
         if rows.block_size != args.block_size:
             raise ConfigError(
@@ -110,6 +124,8 @@ class JacobiForcingTrainer(Trainer):
                 expected=args.block_size,
                 remedy="collect again, or set block_size to theirs",
             )
+        if rows.states != args.states:
+            raise ConfigError("The rows' states are not those of the settings", seen=rows.states, expected=args.states)
         remedies = ("collect with this model's tokenizer", "collect shorter responses")
         refuse_foreign_rows(rows, self.backbone, "trajectories", *remedies)
         return rows
@@ -185,6 +201,7 @@ class JacobiForcingTrainer(Trainer):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, None
+        batches = [self._with_states(batch, log=True) for batch in batches]
         self._steps += 1
         ratios = torch.cat([batch["noise_ratios"] for batch in batches]).double()
         counts = [sum(int(batch[name]) for batch in batches) for name in ("blocks", "targets")]
@@ -193,6 +210,19 @@ class JacobiForcingTrainer(Trainer):
         blocks, targets, states = summed(own, self.accelerator).tolist()
         self._add("noise_ratio", ratios.sum() / states)
         return batches, torch.tensor([blocks, targets])
+
+    def _with_states(self, batch: dict[str, Tensor], *, log: bool) -> dict[str, Tensor]:
+        """The batch with noisy blocks that the model has made, where the settings ask for it."""
+        if self.settings.states == "stored":
+            return batch
+        with self.accelerator.autocast():
+            made, counts = make_states(self.backbone, batch)
+        if log:
+            self._add("state_forwards", torch.tensor(float(counts.forwards)))
+            self._add("state_seconds", torch.tensor(counts.seconds))
+            self._add("drifted_sweeps", torch.tensor(float(counts.drifted)))
+            self._add("block_sweeps", torch.tensor(float(counts.sweeps)))
+        return self._collate.with_items(made)
 
     def _add(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.detach()
@@ -214,7 +244,8 @@ class JacobiForcingTrainer(Trainer):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The loss of one batch in `evaluate`; there are no logits to return."""
         with torch.no_grad():
-            return self._losses(model, self._prepare_inputs(inputs)).total.detach(), None, None
+            batch = self._with_states(self._prepare_inputs(inputs), log=False)
+            return self._losses(model, batch).total.detach(), None, None
 
 
 def last_checkpoint(folder: str | Path) -> Path | None:

@@ -18,6 +18,7 @@ from jacobi_forcing.blocks import split
 from jacobi_forcing.config import CollectConfig
 from jacobi_forcing.errors import ConfigError, DataError, ModelError
 from jacobi_forcing.provenance import model_fingerprint
+from jacobi_forcing.schedule import NoiseSchedule
 from jacobi_forcing.trajectories.prompts import Prompt
 from jacobi_forcing.trajectories.report import CollectReport
 from jacobi_forcing.trajectories.responses import greedy_responses
@@ -44,14 +45,14 @@ def collect(
     vocabulary: Sequence[int] | None = None,
     provenance: Mapping[str, Any] | None = None,
     states: bool = True,
+    needed: NoiseSchedule | None = None,
     on_progress: Progress | None = None,
 ) -> CollectReport:
     """Collect the trajectories of all prompts into a folder; goes on where a killed run stopped.
 
-    In fp32 the result does not depend on the batch size. Where two tokens' logits are closer than rounding
-    (`NEAR_TIE`), a sweep may prefer another token than the generation did: the response's is kept then and the block
-    counted. A larger gap means that the model does not compute the same thing in both: the sample is dropped, counted
-    and named in a warning and in the manifest.
+    In fp32 the result does not depend on the batch size. Where two tokens' logits are closer than rounding (`NEAR_TIE`)
+    and a sweep prefers the other one, the response's is kept and the block counted. A larger gap means that the model
+    computes other things in a sweep: the sample is dropped, counted and named in a warning and in the manifest.
 
     Args:
         backbone: The model whose greedy responses are the fixed points.
@@ -59,22 +60,23 @@ def collect(
         folder: Where shards and manifest go.
         config: Limits, batch and shard sizes, how y(0) is drawn.
         block_size: n, tokens per block.
-        eos_ids: Ids that end a response; the model's own where None.
+        eos_ids: Ids that end a response; None: the model's own.
         vocabulary: Ids that the tokenizer has, for `draft_init="vocabulary"`.
         provenance: Kept in the manifest for this opening of the folder.
-        states: Whether blocks are swept; without, each block has its fixed point and no other state.
+        states: Whether blocks are swept; without, the fixed point is their only state.
+        needed: With `config.needed_only`, the schedule of the training to come.
         on_progress: Told after every batch.
 
     Raises:
         ArtefactError: The folder holds another collection.
-        ConfigError: Block size or vocabulary are wrong.
+        ConfigError: Block size or vocabulary are wrong, or `needed` is missing.
         DataError: There are no prompts, they are out of order, or one fills the model's context.
         ModelError: A whole shard had to be dropped.
         MissingExtraError: pyarrow is not installed.
     """
-    _check(block_size, config, vocabulary)
+    _check(block_size, config, vocabulary, needed)
     ends = backbone.eos_ids if eos_ids is None else list(eos_ids)
-    collector = _Collector(backbone, config, block_size, ends, vocabulary, states)
+    collector = _Collector(backbone, config, block_size, ends, vocabulary, states, needed)
     plan = {prompt.index: (prompt, collector.limit(prompt)) for prompt in prompts}
     writer = TrajectoryWriter(
         folder,
@@ -94,11 +96,15 @@ def collect(
     return collector.report
 
 
-def _check(block_size: int, config: CollectConfig, vocabulary: Sequence[int] | None) -> None:
+def _check(
+    block_size: int, config: CollectConfig, vocabulary: Sequence[int] | None, needed: NoiseSchedule | None
+) -> None:
     if block_size < 1:
         raise ConfigError("The block size is too small", seen=block_size, expected="at least 1 token")
     if config.draft_init == "vocabulary" and not vocabulary:
         raise ConfigError('draft_init="vocabulary" needs the ids that the tokenizer has', remedy="pass vocabulary=…")
+    if config.needed_only and needed is None:
+        raise ConfigError("'needed_only' needs the schedule of the training to come", remedy="pass needed=…")
 
 
 @dataclasses.dataclass
@@ -122,9 +128,11 @@ class _Collector:
         eos_ids: list[int],
         vocabulary: Sequence[int] | None,
         states: bool = True,
+        needed: NoiseSchedule | None = None,
     ) -> None:
         self.backbone, self.config, self.block_size = backbone, config, block_size
         self.eos_ids, self.vocabulary, self.states = eos_ids, vocabulary, states
+        self.needed = needed if config.needed_only and states else None
         self.start(0, 0, None)
 
     def start(self, total: int, resumed: int, on_progress: Progress | None) -> None:
@@ -183,7 +191,8 @@ class _Collector:
             state = list(fixed_point)
             if self.states:
                 state = draw_state(fixed_point, pool or [], seed=self.config.seed, sample=prompt.index, block=index)
-            blocks.append(Block(len(prompt.ids) + offset, fixed_point, [state]))
+            wanted = None if self.needed is None else self.needed.possible(index)
+            blocks.append(Block(len(prompt.ids) + offset, fixed_point, [state], wanted))
         return blocks
 
     def _dropped(self, jobs: Sequence[_Job]) -> dict[int, str]:
@@ -214,7 +223,8 @@ class _Collector:
         report.blocks += len(job.blocks)
         report.sweeps += sum(len(block.states) - 1 for block in job.blocks)
         report.near_ties += sum(block.gap > 0 for block in job.blocks)
-        states = [block.states for block in job.blocks]
+        report.spared += sum(block.width for block in job.blocks)
+        states = [block.whole for block in job.blocks]
         return Trajectory(job.prompt.index, list(job.prompt.ids), job.response, finished, self.block_size, states)
 
     def _tell(self, stage: str, count: int) -> None:
@@ -235,6 +245,7 @@ def _settings(collector: _Collector, prompts: Sequence[Prompt]) -> dict[str, Any
         "vocabulary_sha256": _digest(list(vocabulary or [])) if config.draft_init == "vocabulary" else None,
         "seed": config.seed,
         "states": collector.states,
+        "needed_only": None if collector.needed is None else dataclasses.asdict(collector.needed),
     }
 
 

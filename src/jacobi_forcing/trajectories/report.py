@@ -19,6 +19,7 @@ class CollectReport:
         unfinished: Responses that met the token limit before an end token.
         blocks: Blocks in them.
         sweeps: Sweeps of single blocks; sweeps / blocks is the mean length of a trajectory.
+        spared: Sweeps of single blocks that `needed_only` left out, at most: the slots still wrong where it stopped.
         forwards: Forward passes that carried those sweeps.
         near_ties: Blocks in which a sweep and the generation rounded a near tie differently (see `collect`).
         dropped: Samples that gave no trajectory because sweep and generation disagree.
@@ -33,6 +34,7 @@ class CollectReport:
     unfinished: int = 0
     blocks: int = 0
     sweeps: int = 0
+    spared: int = 0
     forwards: int = 0
     near_ties: int = 0
     dropped: int = 0

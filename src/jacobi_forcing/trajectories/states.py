@@ -23,6 +23,7 @@ import torch
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.blocks import common_prefix
 from jacobi_forcing.cache import KVCache
+from jacobi_forcing.schedule import is_settled
 from jacobi_forcing.sweep import Line, Lines, sweep_logits
 
 LOGITS_PER_FORWARD = 2**28
@@ -39,23 +40,40 @@ class Block:
         start: Position of slot 0 in prompt + response, tokens.
         fixed_point: The block of the response.
         states: y(0) and what followed.
+        wanted: Noise ratios of which the nearest states are to be seen; None: all states there are.
         gap: How far the response's token lay below the predicted one where they differed, in logits; 0 if never.
+        drifted: Sweeps in which they differed.
+        right: Leading slots of the newest state that equal the fixed point, at least 1.
     """
 
     start: int
     fixed_point: list[int]
     states: list[list[int]]
+    wanted: Sequence[float] | None = None
     gap: float = 0.0
+    drifted: int = 0
+    right: int = dataclasses.field(init=False)
 
-    @property
-    def right(self) -> int:
-        """Leading slots of the newest state that equal the fixed point, at least 1."""
-        return common_prefix(self.states[-1], self.fixed_point)
+    def __post_init__(self) -> None:
+        """Look how far the newest state is."""
+        self.right = common_prefix(self.states[-1], self.fixed_point)
 
     @property
     def converged(self) -> bool:
         """Whether the newest state is the fixed point."""
-        return self.states[-1] == self.fixed_point
+        return self.right == len(self.fixed_point)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no sweep is left to do."""
+        if self.converged or self.wanted is None:
+            return self.converged
+        return all(is_settled(self.right, len(self.fixed_point), ratio) for ratio in self.wanted)
+
+    @property
+    def whole(self) -> list[list[int]]:
+        """The states seen, and the fixed point, which is known all along."""
+        return self.states if self.converged else [*self.states, list(self.fixed_point)]
 
     @property
     def width(self) -> int:
@@ -71,13 +89,17 @@ class Block:
         """Append the state that follows from the predictions at the slots of `line`: slot i predicts slot i + 1.
 
         The first prediction stands on right tokens alone, so it is the response's; with near ties it may not come
-        out so, and the response's is taken. Thus each sweep makes one more slot right, at least.
+        out so, nor where the response is another model's, and the response's is taken. Thus each sweep makes one more
+        slot right, at least.
         """
-        right = self.right
-        self.states.append([*self.fixed_point[: right + 1], *predictions[1:]])
+        state = [*self.fixed_point[: self.right + 1], *predictions[1:]]
+        self.states.append(state)
+        self.right = common_prefix(state, self.fixed_point)
 
 
-def draw_state(fixed_point: Sequence[int], pool: Sequence[int], *, seed: int, sample: int, block: int) -> list[int]:
+def draw_state(
+    fixed_point: Sequence[int], pool: Sequence[int], *, seed: int | str, sample: int, block: int
+) -> list[int]:
     """y(0) of a block: slot 0 is right, the others are drawn from `pool`.
 
     The draw depends on (seed, sample, block) and the pool alone, never on batches or on a restart.
@@ -93,7 +115,9 @@ def sweep_blocks(
     responses: Sequence[Sequence[int]],
     rows: Sequence[list[Block]],
 ) -> int:
-    """Sweep all blocks of some responses, side by side, until each is at its fixed point. Fills `states` in place.
+    """Sweep all blocks of some responses, side by side, until each is at its fixed point or has seen what it wants.
+
+    Fills `states` in place.
 
     Args:
         backbone: The model, in eval mode.
@@ -104,13 +128,13 @@ def sweep_blocks(
     Returns:
         Forward passes, that over prompts and responses included.
     """
-    active = list(range(len(rows)))
-    cache = _commit_clean(
-        backbone, [[*prompt, *response[:-1]] for prompt, response in zip(prompts, responses, strict=True)]
-    )
+    active = [row for row, blocks in enumerate(rows) if not all(block.finished for block in blocks)]
+    if not active:
+        return 0
+    cache = _commit_clean(backbone, [[*prompts[row], *responses[row][:-1]] for row in active])
     forwards = 1
     while True:
-        waiting = [[block for block in rows[row] if not block.converged] for row in active]
+        waiting = [[block for block in rows[row] if not block.finished] for row in active]
         places = [place for place, blocks in enumerate(waiting) if blocks]
         if not places:
             return forwards
@@ -158,6 +182,6 @@ def _sweep_page(backbone: Backbone, cache: KVCache, page: Sequence[Sequence[Bloc
             predicted, expected = predictions[start], block.fixed_point[block.right]
             if predicted != expected:
                 gap = logits[row, start, predicted] - logits[row, start, expected]
-                block.gap = max(block.gap, float(gap))
+                block.gap, block.drifted = max(block.gap, float(gap)), block.drifted + 1
             block.advance(predictions[start:end])
             start = end

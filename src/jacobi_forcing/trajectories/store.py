@@ -198,6 +198,17 @@ class TrajectoryReader:
         """n, tokens per block."""
         return int(self.manifest["block_size"])
 
+    @property
+    def has_states(self) -> bool:
+        """Whether blocks were swept, and not responses collected alone."""
+        return bool(self.manifest.get("settings", {}).get("states", True))
+
+    @property
+    def needed_only(self) -> dict[str, Any] | None:
+        """The fields of the `NoiseSchedule` whose states alone were collected; None: all states are there."""
+        value = self.manifest.get("settings", {}).get("needed_only")
+        return None if value is None else dict(value)
+
     def __len__(self) -> int:
         return sum(int(entry["rows"]) for entry in self.manifest["shards"])
 
