@@ -10,7 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from jacobi_forcing import __version__
-from jacobi_forcing.cli import bench, collect, generate, plan, quickstart, run, train
+from jacobi_forcing.cli import (
+    bench,
+    collect,
+    generate,
+    plan,
+    profile,
+    quickstart,
+    run,
+    train,
+)
 from jacobi_forcing.cli.console import error_line, quiet
 from jacobi_forcing.errors import JForceError
 from jacobi_forcing.processes import is_main
@@ -32,7 +41,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # A verb imports what brings torch or transformers inside its functions: help and version need not wait for them.
-for _verb in (generate, collect, train, plan, run, bench, quickstart):
+_VERBS = (
+    generate,
+    collect,
+    train,
+    plan,
+    run,
+    bench,
+    profile,
+    quickstart,
+)
+for _verb in _VERBS:
     app.command(epilog=_EPILOG)(_verb.__dict__[_verb.__name__.rpartition(".")[2]])
 
 

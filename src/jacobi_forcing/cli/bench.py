@@ -198,11 +198,6 @@ def _report(results: list[dict[str, Any]], source: PromptsConfig, seed: int) -> 
     )
 
 
-def _label(settings: ModelConfig) -> str:
-    name = provenance.portable(settings.name)
-    return name if settings.adapter is None else f"{name} + {provenance.portable(settings.adapter)}"
-
-
 def _measure(plan: _Plan) -> list[dict[str, Any]]:
     """One model after the other; only one, and the assistant, are in memory at a time."""
     from jacobi_forcing.backbone import Backbone
@@ -237,7 +232,7 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
                 batch_sizes=plan.batch_sizes,
                 overhead=plan.overhead,
                 base=base,
-                label=_label(settings),
+                label=options.label(settings),
                 on_progress=lambda done, total: bars.progress(done, total, "prompts"),
             )
             base = base or result.traits

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from jacobi_forcing import provenance
 from jacobi_forcing.config import (
     CollectConfig,
     DecodeConfig,
@@ -62,6 +63,12 @@ def typed(context: typer.Context, kind: type[Config], arguments: Mapping[str, An
         if source is not None and source.name != "DEFAULT":
             given[field.name] = arguments[field.name]
     return given
+
+
+def label(model: ModelConfig) -> str:
+    """What tables call a model: its name, and that of its adapter, without what is private to this machine."""
+    name = provenance.portable(model.name)
+    return name if model.adapter is None else f"{name} + {provenance.portable(model.adapter)}"
 
 
 Model = Annotated[str, option(ModelConfig, "name", "--model", "-m")]
