@@ -18,6 +18,7 @@ from jacobi_forcing.cli import (
     profile,
     quickstart,
     run,
+    trace,
     train,
 )
 from jacobi_forcing.cli.console import error_line, quiet
@@ -49,6 +50,7 @@ _VERBS = (
     run,
     bench,
     profile,
+    trace,
     quickstart,
 )
 for _verb in _VERBS:

@@ -37,6 +37,12 @@ class MultiblockRow(Row):
         """Where the real-active block starts: the one of the first token that is not known."""
         return self.known - self.known % self.config.block_size
 
+    @property
+    def pseudo_accepted(self) -> list[tuple[int, int]]:
+        """See `Row`."""
+        n = self.config.block_size
+        return [(self._real_start + (block + 1) * n, count) for block, count in enumerate(self._pseudo)]
+
     def _first_guesses(self) -> list[int]:
         self._spawn()
         return self._filled([], self.config.block_size * (1 + len(self._pseudo)))

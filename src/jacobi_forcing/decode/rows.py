@@ -112,6 +112,11 @@ class Row:
         return self.text[self.prompt_length :]
 
     @property
+    def pseudo_accepted(self) -> list[tuple[int, int]]:
+        """Of each block behind the first the guesses that the last sweep agreed with: first generated token, count."""
+        return []
+
+    @property
     def first_needed(self) -> int:
         """First slot whose prediction is used: the prompt's last in the first forward, else 0."""
         return 0 if self.known else self.prompt_length - 1

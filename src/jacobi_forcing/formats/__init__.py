@@ -116,12 +116,11 @@ def identify(value: Mapping[str, Any], where: str | Path, *kinds: str) -> Result
             expected=" or ".join(map(str, known)),
             remedy="install a newer jacobi-forcing" if newer else "measure again: this form is no longer read",
         )
+    form = f"jforce.{kind}/{version}"
     missing = [key for key in schema(kind, version)["required"] if key not in value and (key != KEY or match)]
     if missing:
-        raise ArtefactError(
-            f"'{where}' is damaged", seen="no " + ", ".join(missing), expected=f"jforce.{kind}/{version}"
-        )
-    note = None if match else f"'{where}' names no schema: read as jforce.{kind}/{version}"
+        raise ArtefactError(f"'{where}' is damaged", seen="no " + ", ".join(missing), expected=form)
+    note = None if match else f"'{where}' names no schema: read as {form}"
     return Result(dict(value), kind, version, note)
 
 
