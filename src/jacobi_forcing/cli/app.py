@@ -17,6 +17,7 @@ from jacobi_forcing.cli import (
     plan,
     profile,
     quickstart,
+    report,
     run,
     trace,
     train,
@@ -51,6 +52,7 @@ _VERBS = (
     bench,
     profile,
     trace,
+    report,
     quickstart,
 )
 for _verb in _VERBS:

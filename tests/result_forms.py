@@ -1,0 +1,135 @@
+"""Results made by hand, small and whole, for the tests of what reads them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from jacobi_forcing.config import DecodeConfig, RecipeConfig
+from jacobi_forcing.formats import stamped
+
+Form = dict[str, Any]
+MADE: Form = {
+    "argv": ["jforce", "run"],
+    "commit": {"hash": "0123456789abcdef", "dirty": False},
+    "versions": {"python": "3.11", "torch": "2.13"},
+    "seed": 0,
+    "created": "2026-01-01T00:00:00+00:00",
+}
+PROMPTS: Form = {
+    "source": "prompts.jsonl",
+    "subset": None,
+    "split": "test",
+    "field": "prompt",
+    "answer_field": "answer",
+    "template": "raw",
+    "offset": 0,
+    "limit": 20,
+    "seed": 0,
+}
+
+
+def quality(solved: int | None = 18, of: int = 20, repeating: int = 1) -> Form:
+    """Quality of `of` answers."""
+    share = None if solved is None else solved / of
+    return {
+        "answers": of,
+        "mean_tokens": 50.0,
+        "finished_rate": 1.0,
+        "repetition_rate": repeating / of,
+        "solved": solved,
+        "solve_rate": share,
+        "solve_rate_interval": None if share is None else [max(share - 0.2, 0.0), min(share + 0.1, 1.0)],
+    }
+
+
+def decoder(name: str, size: int | None = None, *, tpf: float = 1.0, tps: float = 100.0, **changes: Any) -> Form:
+    """What one decoder did on 20 prompts of 50 tokens; `ar` has 100 tokens a second."""
+    tokens = 1000
+    cost = changes.pop("cost", None)
+    return {
+        "decoder": name,
+        "block_size": size,
+        "settings": {} if name == "library" else DecodeConfig(decoder=name, block_size=size or 16).to_dict(),
+        "label": "",
+        "batch_size": 1,
+        "tokens": tokens,
+        "forwards": round(tokens / tpf),
+        "model_forwards": round(tokens / tpf),
+        "assistant_forwards": 0,
+        "tokens_per_forward": tpf,
+        "seconds": tokens / tps,
+        "tokens_per_second": tps,
+        "speedup": tps / 100.0,
+        "median_speedup": tps / 100.0,
+        "exact": 20,
+        "near_ties": 0,
+        "faults": 0,
+        "of": 20,
+        "exact_against": "library" if name == "ar" else "ar",
+        "mismatches": [],
+        "quality": quality(),
+        "mean_slots": float(size or 1),
+        "median_slots": size or 1,
+        "cost_ratio": cost,
+        "accepted": {} if name == "library" else {"1": 10, "4": 5} if size else {"1": 1000},
+        "lines_won": {} if name == "library" else {"0": 15},
+        "draft_accuracy": [0.5, 0.25] if size else [],
+        **changes,
+    }
+
+
+def model(label: str, *drafting: Form, **changes: Any) -> Form:
+    """One measured model: the library, `ar` and the given decoders."""
+    return {
+        "version": 2,
+        "label": label,
+        "model": label,
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 2,
+        "max_new_tokens": 64,
+        "task": "gsm8k",
+        "prompts": 20,
+        "decoders": [decoder("library", tps=90.0), decoder("ar"), *copy.deepcopy(list(drafting))],
+        "cost": [{"batch_size": 1, "slots": 1, "context": 60, "seconds": 0.01, "ratio": 1.0}],
+        "overhead": [],
+        **changes,
+    }
+
+
+def bench(*models: Form, **changes: Any) -> Form:
+    """A file of `jforce bench`."""
+    return stamped("bench", {"models": list(models), "prompts": PROMPTS, "provenance": MADE, **changes})
+
+
+def run(*models: Form, **changes: Any) -> Form:
+    """A report of `jforce run`, whose training took 120 seconds on two threads."""
+    recipe = RecipeConfig.from_dict(
+        {
+            "model": {"name": "owner/base"},
+            "prompts": {"source": "owner/prompts"},
+            "rounds": [{"block_size": 16, "steps": 30}],
+        }
+    )
+    stages = {"collect-1": {"seconds": 20.0}, "train-1": {"seconds": 100.0}}
+    values = {"model": "model", "models": list(models), "stages": stages, "seconds": 150.0, "recipe": recipe.to_dict()}
+    return stamped("run", {**values, "provenance": MADE, **changes})
+
+
+def save_run(folder: Path, report: Form) -> Path:
+    """A run's folder: its report, log and probes of one round."""
+    place = folder / "round-1"
+    place.mkdir(parents=True)
+    (folder / "report.json").write_text(json.dumps(report))
+    log = [{"step": step, "loss": 9.0 / step, "consistency_loss": 8.0 / step, "ar_loss": 0.1} for step in (10, 20, 30)]
+    log.append({"step": 30, "train_loss": 3.0})
+    probes = [
+        {"step": step, "tokens_per_forward": tpf, **quality(), "decoder": "window", "block_size": 16}
+        for step, tpf in ((0, 1.1), (30, 2.5))
+    ]
+    for name, kind, lines in (("log.jsonl", "train-log", log), ("probe.jsonl", "probe", probes)):
+        (place / name).write_text("".join(json.dumps(stamped(kind, line)) + "\n" for line in lines))
+    return folder
