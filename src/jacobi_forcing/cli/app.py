@@ -13,6 +13,7 @@ from jacobi_forcing import __version__
 from jacobi_forcing.cli import (
     bench,
     collect,
+    compare,
     generate,
     plan,
     profile,
@@ -53,6 +54,7 @@ _VERBS = (
     profile,
     trace,
     report,
+    compare,
     quickstart,
 )
 for _verb in _VERBS:

@@ -1,0 +1,61 @@
+"""`jforce compare`: two results of one kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jacobi_forcing.cli import options
+from jacobi_forcing.cli.console import error_line, note, print_json, print_table
+from jacobi_forcing.formats import read_result
+
+BELOW = 3
+"""Exit status where a bound is not met."""
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-below",
+        help="Least value of a metric, as metric=number: ratios second/first tpf, tps and speedup (tps=0.95), the "
+        "difference solved (solved=-0.02), the second's share exact (exact=1). Exit status 3 where one is not met. "
+        "Repeatable.",
+    ),
+]
+Only = Annotated[list[str] | None, typer.Option("--decoder", "-d", help="Compare this decoder only. Repeatable.")]
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Result file of jforce bench or run: what was before.")],
+    second: Annotated[Path, typer.Argument(help="One of the same kind and prompts: what is now.")],
+    decoder: Only = None,
+    fail_below: Bounds = None,
+    json: options.Json = False,
+) -> None:
+    """Set two results side by side: tokens per forward, speed, quality with intervals, exactness.
+
+    Results of unlike kinds, or on different prompts, are refused.
+    """
+    import dataclasses
+
+    from jacobi_forcing.viz.compare import COLUMNS, bounds, failures, remarks, rows
+    from jacobi_forcing.viz.compare import compare as set_against
+
+    least = bounds(fail_below or [])
+    found = set_against(read_result(first), read_result(second))
+    if decoder:
+        kept = [change for change in found.changes if change.first.decoder in decoder]
+        found = dataclasses.replace(found, changes=kept)
+    print_table(COLUMNS, rows(found), to_stderr=json)
+    for text in remarks(found):
+        note(text)
+    failed = failures(found, least)
+    if not found.changes and least:
+        failed = ["nothing was compared"]
+    for text in failed:
+        error_line(text)
+    if json:
+        changes = [change.to_dict() for change in found.changes]
+        print_json({"changes": changes, "notes": found.notes, "failures": failed})
+    if failed:
+        raise typer.Exit(BELOW)
