@@ -65,7 +65,7 @@ def load_prompts(
     # Settled once, so that what is to be said about the template is said once and not for every prompt.
     # The built-in problems are made to be used as they are: about them there is nothing to say.
     quiet = config.source in BUILTIN_TASKS
-    template: Template = "chat" if _wants_chat(config.template, tokenizer, quiet=quiet) else "raw"
+    template: Template = "chat" if wants_chat(config.template, tokenizer, quiet=quiet) else "raw"
     end = None if config.limit is None else config.offset + config.limit
     prompts = []
     for index, value, answer in itertools.islice(_records(config), config.offset, end):
@@ -112,7 +112,7 @@ def encode_prompt(
         DataError: There is no chat template or the prompt does not fit it, or it is neither text nor messages, or
             gives no tokens.
     """
-    chat = _wants_chat(template, tokenizer)
+    chat = wants_chat(template, tokenizer)
     formatted = _format(text, tokenizer, chat, where)
     # A chat template writes its own special tokens: adding them again would start the text twice.
     ids = [int(token) for token in tokenizer(formatted, add_special_tokens=not chat)["input_ids"]]
@@ -121,7 +121,12 @@ def encode_prompt(
     return formatted, ids
 
 
-def _wants_chat(template: Template, tokenizer: PreTrainedTokenizerBase, *, quiet: bool = False) -> bool:
+def wants_chat(template: Template, tokenizer: PreTrainedTokenizerBase, *, quiet: bool = False) -> bool:
+    """Whether prompts are put by the chat template; where there is none, a line says so unless `quiet`.
+
+    Raises:
+        DataError: `chat` is asked for, and there is no template.
+    """
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if template == "chat" and not has_template:
         raise DataError(
