@@ -42,6 +42,7 @@ LAYERS = (
     "tags",
     "packing",
     "mask",
+    "flexmask",
     "losses",
     "training",
     "evaluate",

@@ -6,9 +6,10 @@ ours) are refused when they are wrapped, before the first forward.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +22,10 @@ from jacobi_forcing.errors import ModelError
 from jacobi_forcing.peft_models import plain
 from jacobi_forcing.refusals import refuse_unfit
 
-MaskLike = Tensor | dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+MaskLike: TypeAlias = "Tensor | BlockMask | dict[str, Tensor] | dict[str, BlockMask]"
 
 
 class Backbone:
@@ -174,6 +178,21 @@ class Backbone:
             **extra,
         ).logits
         return logits if keep is None or self._keeps_logits else logits[:, keep]
+
+    @property
+    def runs_flex(self) -> bool:
+        """Whether the model can run FlexAttention; the library tells it in a private name only."""
+        return bool(getattr(self.model, "_supports_flex_attn", False))
+
+    @contextlib.contextmanager
+    def flex(self) -> Iterator[None]:
+        """Let the model run FlexAttention inside the block; what decodes outside of it runs what it ran before."""
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation("flex_attention")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
 
     def hidden(self, ids: Tensor, positions: Tensor, mask: MaskLike | None, cache: Cache | None = None) -> Tensor:
         """Final hidden states [R, Q, H]; gradients flow. For losses that make logits in chunks.

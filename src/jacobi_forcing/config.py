@@ -22,6 +22,7 @@ Optimizer = Literal["adamw", "muon"]
 Mode = Literal["full", "adapter"]
 AdapterStates = Literal["drawn", "every"]
 Misfits = Literal["error", "skip"]
+Attention = Literal["auto", "flex", "sdpa"]
 PeftMethod = Literal["none", "lora", "dora"]
 Quantization = Literal["none", "4bit"]
 
@@ -152,6 +153,11 @@ class RoundConfig(Config):
     prompts_limit: int | None = option(None, help="prompts to collect in this round; null for all", at_least=1)
     misfits: Misfits = option("error", help="a sample that does not fit in a row: error, or skip it and count it")
     gradient_checkpointing: bool = option(False, help="compute activations twice instead of keeping them in memory")
+    attention: Attention = option(
+        "auto",
+        help="flex: FlexAttention, rows padded to one of three lengths; sdpa: an additive mask of length squared; "
+        "auto: flex on a CUDA device, sdpa elsewhere",
+    )
     save_steps: int = option(100, help="steps between checkpoints; what a kill can lose", at_least=1)
     fsdp: bool = option(False, help="FSDP2: several GPUs share weights, gradients and optimiser state (torchrun)")
     fsdp_config: str | None = option(None, help="JSON file of transformers' fsdp_config")

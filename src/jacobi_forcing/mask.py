@@ -28,6 +28,8 @@ from torch import Tensor
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.tags import Kind, Tags
 
+# Plain numbers: inside a kernel an enumeration would be in the way.
+_PROMPT, _NOISY, _CLEAN = int(Kind.PROMPT), int(Kind.NOISY), int(Kind.CLEAN)
 KINDS = ("noise_conditioned", "noise_conditioned_window", "intra_window_clean", "clean_context")
 
 
@@ -49,25 +51,34 @@ def visible(queries: Tags, keys: Tags, mask: str) -> Tensor:
     Raises:
         ConfigError: There is no such mask.
     """
-    if mask not in KINDS:
-        raise ConfigError("Unknown mask", seen=repr(mask), expected="one of " + ", ".join(KINDS))
     # Narrow integers: on a CPU these comparisons over Q x K are most of what a mask costs.
     queries, keys = (Tags(*(column.to(torch.int32) for column in tags)) for tags in (queries, keys))
-    q_kind, k_kind = queries.kind[..., :, None], keys.kind[..., None, :]
-    stream = q_kind == k_kind
+    across, down = Tags(*(column[..., :, None] for column in queries)), Tags(*(column[..., None, :] for column in keys))
+    return sees(across, down, mask)
+
+
+def sees(query: Tags, key: Tags, mask: str) -> Tensor:
+    """The rule behind `visible`, element by element: also what a FlexAttention kernel asks for a single pair.
+
+    Args:
+        query: Tags of any shape.
+        key: Tags of the same shape, or one that is broadcast with it.
+        mask: One of `KINDS`.
+
+    Raises:
+        ConfigError: There is no such mask.
+    """
+    if mask not in KINDS:
+        raise ConfigError("Unknown mask", seen=repr(mask), expected="one of " + ", ".join(KINDS))
+    stream = query.kind == key.kind
     if mask != "noise_conditioned":
         # Where a noisy token sees noise; elsewhere it sees clean tokens.
-        window = queries.window[..., :, None] == keys.window[..., None, :]
-        if mask == "noise_conditioned_window":
-            noise = window
-        else:
-            noise = queries.block[..., :, None] == keys.block[..., None, :]
-            if mask == "intra_window_clean":
-                noise |= ~window
-        noisy = q_kind == Kind.NOISY
-        stream = (stream & (~noisy | noise)) | (noisy & (k_kind == Kind.CLEAN) & ~noise)
-    seen = stream | (k_kind == Kind.PROMPT)
+        window = query.window == key.window
+        noise = window if mask == "noise_conditioned_window" else query.block == key.block
+        if mask == "intra_window_clean":
+            noise = noise | ~window
+        noisy = query.kind == _NOISY
+        stream = (stream & (~noisy | noise)) | (noisy & (key.kind == _CLEAN) & ~noise)
+    seen = stream | (key.kind == _PROMPT)
     # A noisy token shares its position with its twin, so "not later in the text" holds in every stream alike.
-    seen &= keys.position[..., None, :] <= queries.position[..., :, None]
-    seen &= queries.sample[..., :, None] == keys.sample[..., None, :]
-    return seen
+    return seen & (key.position <= query.position) & (query.sample == key.sample)

@@ -141,6 +141,7 @@ TaskName = Annotated[
     str | None, option(EvaluationConfig, "task", show_default="the one of a builtin source, none else")
 ]
 
+Attention = Annotated[str, option(RoundConfig, "attention")]
 Peft = Annotated[str, option(PeftSettings, "method", "--peft")]
 PeftRank = Annotated[int, option(PeftSettings, "rank", "--peft-rank")]
 PeftAlpha = Annotated[float | None, option(PeftSettings, "alpha", "--peft-alpha", show_default="2 r")]

@@ -77,6 +77,7 @@ def train(
     warmup_ratio: Annotated[float, options.option(RoundConfig, "warmup_ratio")] = RoundConfig.warmup_ratio,
     misfits: Annotated[str, options.option(RoundConfig, "misfits")] = RoundConfig.misfits,
     gradient_checkpointing: Annotated[bool, options.option(RoundConfig, "gradient_checkpointing")] = False,
+    attention: options.Attention = RoundConfig.attention,
     save_steps: Annotated[int, options.option(RoundConfig, "save_steps")] = RoundConfig.save_steps,
     fsdp: Annotated[bool, options.option(RoundConfig, "fsdp", "--fsdp")] = RoundConfig.fsdp,
     fsdp_config: Annotated[str | None, options.option(RoundConfig, "fsdp_config")] = None,

@@ -164,7 +164,7 @@ def _check(recipe: RecipeConfig) -> None:
 
 _FULL_ONLY = (
     *("window_size", "ar_weight", "schedule", "t_min", "t_max", "schedule_phase", "states", "mask"),
-    *("loss_positions", "loss_reduction", "temperature", "gradient_checkpointing"),
+    *("loss_positions", "loss_reduction", "temperature", "gradient_checkpointing", "attention"),
     *("fsdp", "fsdp_config", "deepspeed"),
 )
 

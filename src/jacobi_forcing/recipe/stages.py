@@ -30,7 +30,7 @@ _TITLES: dict[str, str] = {"collect": "Collect trajectories", "train": "Train", 
 # Settings that change how a stage is carried out and not what comes out.
 _INDIFFERENT = {
     "collect": {"batch_size"},
-    "round": {"save_steps", "prompts_offset", "prompts_limit", "fsdp", "fsdp_config", "deepspeed"},
+    "round": {"attention", "save_steps", "prompts_offset", "prompts_limit", "fsdp", "fsdp_config", "deepspeed"},
 }
 
 

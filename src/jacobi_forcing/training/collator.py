@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from jacobi_forcing.config import LossPositions, LossReduction, States
+from jacobi_forcing.flexmask import padded_length
 from jacobi_forcing.losses import loss_items
 from jacobi_forcing.tags import PADDING, Tags
 
@@ -26,6 +27,7 @@ class Collator:
         reduction: See `loss_items`.
         states: With "on_policy" the loss positions are left out, as they may depend on states that are not made yet;
             `with_items` adds them.
+        buckets: Lengths that batches are padded to, where kernels are compiled for each; any length by default.
     """
 
     def __init__(
@@ -34,8 +36,9 @@ class Collator:
         positions: LossPositions = "all",
         reduction: LossReduction = "block",
         states: States = "stored",
+        buckets: Sequence[int] = (),
     ) -> None:
-        self.tokenizer, self.states = tokenizer, states
+        self.tokenizer, self.states, self.buckets = tokenizer, states, buckets
         self.positions, self.reduction = positions, reduction
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -49,6 +52,8 @@ class Collator:
             `LossItems`.
         """
         length = max(len(row["input_ids"]) for row in rows)
+        if self.buckets:
+            length = padded_length(length, self.buckets)
         ids = torch.stack([pad(row["input_ids"], (0, length - len(row["input_ids"]))) for row in rows])
         tags = torch.tensor(PADDING)[:, None].repeat(len(rows), 1, length)
         for table, row in zip(tags, rows, strict=True):

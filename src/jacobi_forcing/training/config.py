@@ -8,6 +8,7 @@ from typing import Any, Self
 from transformers import SchedulerType, TrainingArguments
 
 from jacobi_forcing.config import (
+    Attention,
     LossPositions,
     LossReduction,
     Mask,
@@ -32,6 +33,7 @@ _CHOICES: dict[str, Any] = {
     "loss_reduction": LossReduction,
     "optimizer": Optimizer,
     "misfits": Misfits,
+    "attention": Attention,
 }
 _UNSUPPORTED: dict[str, str] = {
     **UNSUPPORTED,
@@ -72,6 +74,8 @@ class JacobiForcingConfig(TrainingArguments):
         ar_weight: w of Eq. 9.
         max_length: Longest packed row, tokens, noisy and clean ones counted.
         logits_chunk_size: Loss positions whose logits exist at the same time.
+        attention: "flex": FlexAttention with a `BlockMask`, rows padded to one of three lengths; "sdpa": an additive
+            mask; "auto": flex on a CUDA device for a model that can run it, sdpa elsewhere.
         misfits: What to do about a sample that does not fit in a row: "error" or "skip".
 
     Raises:
@@ -103,6 +107,7 @@ class JacobiForcingConfig(TrainingArguments):
     ar_weight: float = field(default=1.0, metadata={"help": "w of Eq. 9, weight of the AR loss."})
     max_length: int = field(default=2048, metadata={"help": "Longest packed row, tokens."})
     logits_chunk_size: int = field(default=512, metadata={"help": "Loss positions whose logits exist at a time."})
+    attention: str = field(default="auto", metadata={"help": "Kernel and form of the mask: auto, flex, sdpa."})
     misfits: str = field(default="error", metadata={"help": "A sample that does not fit in a row: error or skip."})
 
     def __post_init__(self) -> None:
@@ -153,6 +158,7 @@ class JacobiForcingConfig(TrainingArguments):
             "warmup_steps": settings.warmup_ratio,
             "save_steps": settings.save_steps,
             "misfits": settings.misfits,
+            "attention": settings.attention,
             **sharding(settings),
             "activation_checkpointing": settings.gradient_checkpointing,
         }

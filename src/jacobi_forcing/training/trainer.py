@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,11 +14,12 @@ from transformers import PreTrainedModel, Trainer
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.flexmask import bucket_lengths, row_mask
 from jacobi_forcing.losses import Losses, LossItems, position_losses, reduce_losses
-from jacobi_forcing.mask import visible
 from jacobi_forcing.packing import PackedRows
 from jacobi_forcing.peft_models import plain
 from jacobi_forcing.tags import Tags
+from jacobi_forcing.training.attention import takes_flex
 from jacobi_forcing.training.collator import Collator
 from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
 from jacobi_forcing.training.config import JacobiForcingConfig
@@ -77,11 +79,14 @@ class JacobiForcingTrainer(Trainer):
         self.settings = args
         rows = self._packed(trajectories, args, vocabulary)
         eval_rows = None if eval_trajectories is None else self._packed(eval_trajectories, args, vocabulary)
+        self.flex = takes_flex(args.attention, args.device, self.backbone)
+        longest = max(rows.max_length, 0 if eval_rows is None else eval_rows.max_length)
         self._collate = Collator(
             processing_class,
             args.loss_positions,  # type: ignore[arg-type]  # checked in __post_init__
             args.loss_reduction,  # type: ignore[arg-type]  # checked in __post_init__
             args.states,  # type: ignore[arg-type]  # checked in __post_init__
+            bucket_lengths(longest) if self.flex else (),
         )
         super().__init__(
             model=model,
@@ -151,7 +156,7 @@ class JacobiForcingTrainer(Trainer):
         items = LossItems(**{name: inputs[name] for name in LossItems._fields})
         # The accelerator hangs mixed precision on the model's forward, which the hidden states do not come from.
         with self.accelerator.autocast():
-            mask = self.backbone.attention_mask(visible(tags, tags, args.mask), tags.position, tags.position)
+            mask = row_mask(self.backbone, tags, args.mask, flex=self.flex)
             hidden = self.backbone.hidden(inputs["input_ids"], tags.position, mask)
             divergence, entropy = position_losses(
                 self.backbone, hidden, items, args.logits_chunk_size, args.temperature
@@ -180,6 +185,12 @@ class JacobiForcingTrainer(Trainer):
         # The shares of all processes add up to the loss, and the library takes the mean of their gradients.
         total = losses.total * self.accelerator.num_processes
         return (total, {"loss": total}) if return_outputs else total
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward of one batch. Called by the library."""
+        # Layers that are computed again in the backward pass ask for their kernel again, so it stays till then.
+        with self.backbone.flex() if self.flex else contextlib.nullcontext():
+            return super().training_step(*args, **kwargs)
 
     def _losses(self, model: nn.Module, *args: Any) -> Losses:
         """`losses`, within the forward of what the library wrapped around the model."""
@@ -245,7 +256,8 @@ class JacobiForcingTrainer(Trainer):
         """The loss of one batch in `evaluate`; there are no logits to return."""
         with torch.no_grad():
             batch = self._with_states(self._prepare_inputs(inputs), log=False)
-            return self._losses(model, batch).total.detach(), None, None
+            with self.backbone.flex() if self.flex else contextlib.nullcontext():
+                return self._losses(model, batch).total.detach(), None, None
 
 
 def last_checkpoint(folder: str | Path) -> Path | None:
