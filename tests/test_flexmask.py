@@ -137,6 +137,14 @@ def test_a_batch_is_as_long_as_a_bucket_and_its_losses_do_not_change():
     torch.testing.assert_close(of(changed), longer, rtol=0, atol=0)
 
 
+def test_a_short_batch_is_filled_up_with_rows_that_teach_nothing():
+    rows = PackedRows(TRAJECTORIES, max_length=MAX_LENGTH, window_size=3)
+    plain, filled = (Collator(None, buckets=BUCKETS, rows=count)([rows[0]]) for count in (0, 3))
+    assert filled["input_ids"].shape[0] == 3 and (filled["tags"][1:, 0] == -1).all()
+    for name in ("query", "student", "target", "blocks", "targets", "noise_ratios"):
+        assert torch.equal(filled[name], plain[name]), name
+
+
 @pytest.mark.slow
 def test_twenty_lengths_compile_three_kernels_at_most():
     torch._dynamo.reset()

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MaskLike: TypeAlias = "Tensor | BlockMask | dict[str, Tensor] | dict[str, BlockMask]"
 
+FLEX_SHAPES = 64
+"""Kernels that may be compiled for one model; behind the limit torch would run an uncompiled one that needs L x L."""
+
 
 class Backbone:
     """A decoder-only model as this package sees it.
@@ -186,11 +189,16 @@ class Backbone:
 
     @contextlib.contextmanager
     def flex(self) -> Iterator[None]:
-        """Let the model run FlexAttention inside the block; what decodes outside of it runs what it ran before."""
+        """Let the model run FlexAttention inside the block; what decodes outside of it runs what it ran before.
+
+        Each shape gets a kernel of its own: left to itself, torch makes the second one for any shape, which is slower
+        and on a CPU does not compile. These switches of torch have no public name.
+        """
         before = self.model.config._attn_implementation
         self.model.set_attn_implementation("flex_attention")
         try:
-            yield
+            with torch._dynamo.config.patch(automatic_dynamic_shapes=False, recompile_limit=FLEX_SHAPES):
+                yield
         finally:
             self.model.set_attn_implementation(before)
 

@@ -34,6 +34,7 @@ States = Annotated[
         show_default=f"{RoundConfig.states}, and {AdapterSettings.states} with --mode adapter",
     ),
 ]
+LinesPerResponse = Annotated[int, options.option(AdapterSettings, "lines_per_response")]
 
 
 def train(
@@ -45,9 +46,7 @@ def train(
     adapter: options.Adapter = ModelConfig.adapter,
     rank: Annotated[int, options.option(AdapterSettings, "rank")] = AdapterSettings.rank,
     alpha: Annotated[float | None, options.option(AdapterSettings, "alpha", show_default="2 r")] = None,
-    lines_per_response: Annotated[
-        int, options.option(AdapterSettings, "lines_per_response")
-    ] = AdapterSettings.lines_per_response,
+    lines_per_response: LinesPerResponse = AdapterSettings.lines_per_response,
     max_sweeps: Annotated[int, options.option(AdapterSettings, "max_sweeps")] = AdapterSettings.max_sweeps,
     states: States = None,
     right_weight: Annotated[float, options.option(AdapterSettings, "right_weight")] = AdapterSettings.right_weight,

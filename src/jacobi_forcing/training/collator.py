@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from jacobi_forcing.config import LossPositions, LossReduction, States
 from jacobi_forcing.flexmask import padded_length
@@ -28,6 +27,7 @@ class Collator:
         states: With "on_policy" the loss positions are left out, as they may depend on states that are not made yet;
             `with_items` adds them.
         buckets: Lengths that batches are padded to, where kernels are compiled for each; any length by default.
+        rows: Rows that a batch is filled up to with empty ones, for the same reason.
     """
 
     def __init__(
@@ -37,8 +37,10 @@ class Collator:
         reduction: LossReduction = "block",
         states: States = "stored",
         buckets: Sequence[int] = (),
+        rows: int = 0,
     ) -> None:
-        self.tokenizer, self.states, self.buckets = tokenizer, states, buckets
+        self.tokenizer, self.states = tokenizer, states
+        self.buckets, self.rows = buckets, rows
         self.positions, self.reduction = positions, reduction
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -54,10 +56,12 @@ class Collator:
         length = max(len(row["input_ids"]) for row in rows)
         if self.buckets:
             length = padded_length(length, self.buckets)
-        ids = torch.stack([pad(row["input_ids"], (0, length - len(row["input_ids"]))) for row in rows])
-        tags = torch.tensor(PADDING)[:, None].repeat(len(rows), 1, length)
-        for table, row in zip(tags, rows, strict=True):
-            table[:, : len(row["input_ids"])] = row["tags"]
+        count = max(len(rows), self.rows)
+        ids = torch.zeros(count, length, dtype=torch.long)
+        tags = torch.tensor(PADDING)[:, None].repeat(count, 1, length)
+        for place, row in enumerate(rows):
+            ids[place, : len(row["input_ids"])] = row["input_ids"]
+            tags[place, :, : len(row["input_ids"])] = row["tags"]
         batch = {"input_ids": ids, "tags": tags}
         batch.update({name: torch.cat([row[name] for row in rows]) for name in ("wanted", "noise_ratios")})
         return batch if self.states == "on_policy" else self.with_items(batch)

@@ -87,6 +87,7 @@ class JacobiForcingTrainer(Trainer):
             args.loss_reduction,  # type: ignore[arg-type]  # checked in __post_init__
             args.states,  # type: ignore[arg-type]  # checked in __post_init__
             bucket_lengths(longest) if self.flex else (),
+            args.per_device_train_batch_size if self.flex else 0,
         )
         super().__init__(
             model=model,
