@@ -23,7 +23,7 @@ from jacobi_forcing.config import DecodeConfig, RoundConfig
 from jacobi_forcing.schema import dataclasses_help
 from tiny_folder import save_prompts, save_tiny
 
-VERBS = ("generate", "collect", "train", "run", "bench", "eval", "profile", "quickstart")
+VERBS = ("generate", "collect", "train", "run", "bench", "eval", "profile", "tune", "quickstart")
 GENERATE_KEYS = {
     "text",
     "tokens",

@@ -23,6 +23,7 @@ from jacobi_forcing.cli import (
     run,
     trace,
     train,
+    tune,
 )
 from jacobi_forcing.cli.console import error_line, quiet
 from jacobi_forcing.errors import JForceError
@@ -57,6 +58,7 @@ _VERBS = (
     trace,
     report,
     compare,
+    tune,
     quickstart,
 )
 for _verb in _VERBS:
