@@ -6,6 +6,7 @@ import functools
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,24 @@ def need(wall: str) -> None:
 
 def run(program: str, **limits: object) -> Outcome:
     return run_program(program, SandboxLimits.from_dict({**QUICK.to_dict(), **limits}))
+
+
+def running() -> list[str]:
+    """The names of all processes."""
+    names = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            names.append(Path("/proc", entry, "comm").read_text().strip())
+        except OSError:
+            continue
+    return names
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_program_that_runs_to_its_end_has_passed() -> None:
@@ -161,13 +180,21 @@ time.sleep(0.5)
 """
     outcome = run(program, namespaces=namespaces)
     assert outcome.passed and name in outcome.output
-    names = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            names.append(Path("/proc", entry, "comm").read_text().strip())
-        except OSError:
-            continue
-    assert name not in names
+    assert name not in running()
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_a_program_ends_with_the_process_that_runs_it(namespaces: bool) -> None:
+    name = "jf" + secrets.token_hex(6)
+    program = f'import ctypes, time\nctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0)\ntime.sleep(60)'
+    runner = os.fork()
+    if runner == 0:
+        run(program, namespaces=namespaces, seconds=60)
+        os._exit(0)
+    wait_until(lambda: name in running())
+    os.kill(runner, 9)
+    os.waitpid(runner, 0)
+    wait_until(lambda: name not in running())
 
 
 def test_the_program_sees_neither_our_environment_nor_our_files(monkeypatch: pytest.MonkeyPatch) -> None:

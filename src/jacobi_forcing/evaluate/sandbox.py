@@ -159,16 +159,19 @@ def _supervise(job: dict[str, Any], limits: SandboxLimits) -> dict[str, Any]:
         errors="replace",
     )
     try:
-        told, complaints = process.communicate(json.dumps(job), timeout=limits.seconds + _GRACE)
+        told, _ = process.communicate(json.dumps(job), timeout=limits.seconds + _GRACE)
         return dict(json.loads(told))
     except (subprocess.TimeoutExpired, ValueError) as error:
         process.kill()  # its entrance, and with it the pid namespace, die with it
-        told, complaints = process.communicate()
+        _, complaints = process.communicate()
         raise ModelError(
             "The sandbox did not report",
             seen=" ".join(complaints.split())[-300:] or str(error),
-            remedy="it needs Linux with Python's resource module; see docs/evaluation.md",
+            remedy="it needs Linux; see docs/evaluation.md",
         ) from error
+    except BaseException:
+        process.kill()
+        raise
 
 
 def _outcome(verdict: dict[str, Any], nonce: str, limits: SandboxLimits) -> Outcome:

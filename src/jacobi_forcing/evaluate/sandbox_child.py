@@ -47,6 +47,7 @@ walls = _load_walls()
 def main() -> None:
     """Read the job as JSON from standard input, run it, write the verdict as JSON to standard output."""
     job = json.load(sys.stdin)
+    _die_with_parent()
     walls.libc.prctl(walls.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     facts_in, facts_out = os.pipe()
     report_in, report_out = os.pipe()
@@ -168,6 +169,7 @@ def _init(job: dict[str, Any], facts: dict[str, bool], facts_out: int, report_ou
     if os.getuid() == 0:
         facts["dropped"] = walls.become_nobody(job)
         facts["user"] = job["namespaces"] and facts["dropped"] and walls.own_users(os.getuid(), os.getgid())
+    _die_with_parent()  # said again: a change of user or namespace has made the kernel forget it
     # Root is above the limit of processes, and without a user namespace it counts everything the user runs.
     facts["processes"] = os.getuid() != 0
     # This process counts too, and so does the entrance where it is in the same user namespace.
