@@ -64,14 +64,15 @@ def test_the_next_draft_is_what_the_adapter_predicts_behind_the_bases_kv(arch: s
     adapter = GatedAdapter.of(model)
     assert adapter is not None
     row = make_row(Backbone(model), prompt(), DecodeConfig("window", 6), [], 40)
-    before = [list(row.text), list(row.guesses)]
+    before = [list(row.text), list(row.guesses), 0]
     changed = 0
     for _ in sweeps(Backbone(model), [row]):
-        text, guesses = before
+        text, guesses, skipped = before
         # The known text once through the base, and its last token with the draft once more through the adapter, at the
         # positions behind the text but for that token. Seen from there the base's copy of that token does not exist.
+        # Guesses that are nearly sure to be right go through the base alone, and the draft builds on its copies.
         ids = torch.tensor([[*text[:-1], text[-1], *guesses]])
-        gate = torch.arange(len(text) - 1, ids.shape[1])
+        gate = torch.arange(len(text) - 1 + skipped, ids.shape[1])
         with torch.no_grad(), adapter.gated(gate):
             predicted = model(input_ids=ids).logits.argmax(-1)[0, len(text) - 1 :].tolist()
         with torch.no_grad():
@@ -80,39 +81,39 @@ def test_the_next_draft_is_what_the_adapter_predicts_behind_the_bases_kv(arch: s
         leftover = predicted[added:]
         assert row.guesses[: len(leftover)] == leftover[: len(row.guesses)]
         changed += leftover != plain[added:]
-        before = [list(row.text), list(row.guesses)]
+        before = [list(row.text), list(row.guesses), row.skipped]
     assert changed > 5
 
 
-def test_not_much_more_is_verified_than_was_accepted_lately() -> None:
-    row = make_row(Backbone(shared_adapted("llama")), prompt(), DecodeConfig("window", 32), [], 100)
-    row.absorb([5, *range(100, 133)])
-    for step in range(4):
-        verify, draft = row.propose()
-        # One token a sweep so far: 4 + 2 * 1 guesses are verified, all 31 are refined.
-        assert (len(verify.ids), len(draft.ids)) == (7, 32)
-        row.absorb([60 - step] * 7 + list(range(100, 132)))
-    verify, draft = row.propose()
-    row.absorb([*verify.ids[1:], 7, *range(200, 232)])
-    assert row.stats.accepted[-1] == 7
-    assert len(row.propose()[0].ids) == 1 + 4 + 2 * 7
-
-
-def test_fresh_fill_is_not_verified() -> None:
+def test_guesses_are_verified_as_far_as_they_are_likely_to_be_right() -> None:
     row = make_row(Backbone(shared_adapted("llama")), prompt(), DecodeConfig("window", 8), [], 40)
     verify, draft = row.propose()
     assert (verify.ids, len(draft.ids), draft.gated, draft.follows) == (prompt(), 9, True, True)
-    row.absorb([5, *range(20, 29)])
-    # One token is known; eight were predicted behind it, of which seven fit in the window.
+    # One token is known; eight are predicted behind it, of which seven fit in the window. Chances multiply up.
+    row.absorb([5, *range(20, 29)], [1.0, 1.0, 0.5, 0.5, 0.5, 0.3, 1.0, 1.0, 1.0, 1.0])
     verify, draft = row.propose()
     assert draft.ids == [5, *range(21, 28)]
-    assert verify.ids == draft.ids[:7]
-    row.absorb([21, 22, 23, 40, *[1] * 3, *range(30, 38)])
+    assert verify.ids == [5, 21, 22, 23]
+    sure = [0.0] * 4 + [0.0] * 4 + [1.0] * 4
+    row.absorb([21, 22, 23, 40, *range(30, 38)], sure)
     # Three guesses and the base's 40 were added; four predictions are left, and three slots of fresh fill behind them.
+    # Fill is never verified; what is nearly sure to be right is not drafted again.
     verify, draft = row.propose()
     assert verify.ids == [40, 34, 35, 36, 37]
-    assert draft.ids[:5] == verify.ids
-    assert len(draft.ids) == 8
+    assert (draft.ids[0], len(draft.ids), draft.lead) == (37, 4, [34, 35, 36])
+    assert (draft.start, draft.follows) == (verify.start + 4, True)
+
+
+def test_a_draft_that_builds_on_guesses_goes_on_with_the_bases_predictions_where_they_were_wrong() -> None:
+    row = make_row(Backbone(shared_adapted("llama")), prompt(), DecodeConfig("window", 6), [], 40)
+    row.propose()
+    row.absorb([5, *range(20, 27)], [1.0] * 8)
+    verify, draft = row.propose()
+    assert (verify.ids, draft.ids) == ([5, 21, 22, 23, 24, 25], [25])
+    # The first guess is right, the second wrong: its slot tells 41, and what the base said behind it is all there is.
+    row.absorb([21, 41, 42, 43, 44, 45, 50], [0.6] * 7)
+    assert row.text[-2:] == [21, 41]
+    assert row.guesses[:4] == [42, 43, 44, 50]
 
 
 @pytest.mark.parametrize("decoder", ["jacobi", "window", "recycle", "multiblock"])
@@ -152,7 +153,7 @@ def test_the_library_finds_the_adapter_by_itself(tmp_path: Path) -> None:
     assert out.sequences[0, 11:].tolist() == reference("llama")[:20]
     # The prompt twice over its last token, then verify and draft lines side by side.
     assert out.stats.rows[0].sweeps[0].slots == 11 + 9
-    assert out.stats.rows[0].sweeps[1].slots == 7 + 8
+    assert 9 <= out.stats.rows[0].sweeps[1].slots <= 8 + 8
     assert model.generate(ids, do_sample=False, max_new_tokens=20)[0, 11:].tolist() == reference("llama")[:20]
 
 

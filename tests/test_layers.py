@@ -27,6 +27,7 @@ LAYERS = (
     "config",
     "provenance",
     "embedded",
+    "entry",
     "gated",
     "adapter",
     "peft_models",

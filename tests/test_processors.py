@@ -235,7 +235,7 @@ def test_finished_rows_padding_and_the_inside_of_prompts_are_not_looked_at(do_sa
         logits[seat, column, 10 * seat + column] = 100
     before = logits.clone()
     choose = make_choose(LogitsProcessorList([TemperatureLogitsWarper(0.5), asked]), do_sample=do_sample, seed=0)
-    chosen = choose(logits, [fresh, later, gone], lines, 0)
+    chosen = choose(logits, [fresh, later, gone], lines, 0).ids
     assert asked.asked == [[1, 2, 3], [1, 2, 3, 30], [4, 5, 8], [4, 5, 8, 50], [4, 5, 8]]
     torch.testing.assert_close(logits, before, equal_nan=True)
     assert chosen.shape == (3, 6)

@@ -57,6 +57,26 @@ def test_a_slot_sees_its_prefix_and_its_own_line() -> None:
     ]
 
 
+def test_a_line_that_follows_sees_what_the_first_line_sees_and_the_first_line_up_to_itself() -> None:
+    rows = [
+        [Line([40, 41, 42], 3), Line([42, 43], 5, gated=True, follows=True, lead=[41])],
+        # Shorter than the other row: behind its one committed token the cache has dead space, which nothing may see.
+        [Line([50, 51, 52], 1), Line([51, 52], 2, gated=True, follows=True)],
+    ]
+    visible = Lines.pack(rows).visible(committed=3).int().tolist()
+    assert visible[0][3:] == [
+        [1, 1, 1, 1, 1, 0, 1, 0],
+        [1, 1, 1, 1, 1, 0, 1, 1],
+    ]
+    assert visible[1] == [
+        [1, 0, 0, 1, 0, 0, 0, 0],
+        [1, 0, 0, 1, 1, 0, 0, 0],
+        [1, 0, 0, 1, 1, 1, 0, 0],
+        [1, 0, 0, 1, 0, 0, 1, 0],
+        [1, 0, 0, 1, 0, 0, 1, 1],
+    ]
+
+
 def test_a_committed_slot_stands_at_its_own_position() -> None:
     assert Lines.pack(ROWS).kv_positions(6).tolist() == [
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 6, 7],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jacobi_forcing.adapter import GatedAdapter
     from jacobi_forcing.config import DecodeConfig
+    from jacobi_forcing.decode.borrowed import generate_with_adapter
     from jacobi_forcing.decode.generate import GenerateOutput, generate
     from jacobi_forcing.decode.saved import save_custom_generate
     from jacobi_forcing.errors import JForceError
@@ -21,6 +22,7 @@ __all__ = [
     "JForceError",
     "__version__",
     "generate",
+    "generate_with_adapter",
     "save_custom_generate",
 ]
 
@@ -30,6 +32,7 @@ _HOMES = {
     "GenerateOutput": "jacobi_forcing.decode.generate",
     "JForceError": "jacobi_forcing.errors",
     "generate": "jacobi_forcing.decode.generate",
+    "generate_with_adapter": "jacobi_forcing.decode.borrowed",
     "save_custom_generate": "jacobi_forcing.decode.saved",
 }
 

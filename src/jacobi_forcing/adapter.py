@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from jacobi_forcing import entry
+from jacobi_forcing.config import DecodeConfig
 from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError, ModelError
 from jacobi_forcing.files import write_file, write_json
 from jacobi_forcing.gated import Gate, GatedLinear
@@ -80,8 +82,8 @@ class GatedAdapter:
             raise ConfigError(
                 "No linear layer has such a name", seen=targets, remedy="leave targets out for all of them"
             )
-        model.requires_grad_(False)
         gate, layers = Gate(), {}
+        _freeze(model, gate)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for name, module in found.items():
@@ -92,7 +94,7 @@ class GatedAdapter:
     @classmethod
     def of(cls, model: nn.Module) -> GatedAdapter | None:
         """The adapter that a model has, or None."""
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, GatedLinear)}
+        layers = _gated(model)
         if not layers:
             return None
         first = next(iter(layers.values()))
@@ -149,12 +151,13 @@ class GatedAdapter:
         finally:
             self._gate.open, self._gate.index = False, None
 
-    def save(self, folder: str | Path, base: str | None = None) -> None:
-        """Write a plain peft adapter.
+    def save(self, folder: str | Path, base: str | None = None, decode: DecodeConfig | None = None) -> None:
+        """Write a plain peft adapter, which is also a `custom_generate` for its base: see `generate_with_adapter`.
 
         Args:
             folder: Made if it is missing.
             base: Name of the base model, for people and for peft; by default where the model was loaded from.
+            decode: The settings to decode with; the defaults where None.
 
         Raises:
             MissingExtraError: peft is not installed.
@@ -182,12 +185,28 @@ class GatedAdapter:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / WEIGHTS, lambda path: path.write_bytes(save(weights, {"format": "pt"})))
         write_json(folder / SETTINGS, plain)
+        entry.write_for_adapter(folder, (decode or DecodeConfig()).to_dict())
 
     def detach(self) -> None:
         """Take the adapter off: the model's own layers are back in their places, bit for bit what they were."""
         for name, layer in self.layers.items():
             _replace(self.model, name, layer.base)
+        for weight in self._gate.frozen:
+            weight.requires_grad_()
         self.layers = {}
+
+    @classmethod
+    def reattach(cls, model: PreTrainedModel, layers: dict[str, GatedLinear]) -> GatedAdapter | None:
+        """Put the layers of an adapter back that was detached; None if there are none, or the model's own changed."""
+        own = dict(model.named_modules())
+        if not layers or any(own.get(name) is not layer.base for name, layer in layers.items()):
+            return None
+        for name, layer in layers.items():
+            _replace(model, name, layer)
+        adapter = cls.of(model)
+        assert adapter is not None
+        _freeze(model, adapter._gate)
+        return adapter
 
     def merge(self) -> None:
         """Refuse.
@@ -234,6 +253,18 @@ def _scale(folder: Path, settings: dict[str, Any], weights: dict[str, Tensor]) -
 
 def _named(name: str, targets: Sequence[str] | None) -> bool:
     return targets is None or any(name == target or name.endswith("." + target) for target in targets)
+
+
+def _freeze(model: nn.Module, gate: Gate) -> None:
+    """No gradient for the base; what took one is remembered."""
+    adapters = {id(part) for layer in _gated(model).values() for part in (layer.lora_A, layer.lora_B)}
+    gate.frozen = [part for part in model.parameters() if part.requires_grad and id(part) not in adapters]
+    for part in gate.frozen:
+        part.requires_grad_(False)
+
+
+def _gated(model: nn.Module) -> dict[str, GatedLinear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, GatedLinear)}
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

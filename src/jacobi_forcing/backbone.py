@@ -53,6 +53,8 @@ class Backbone:
         refuse_unfit(model)
         self.windows = _windows(self.config)
         self.adapter = GatedAdapter.of(model)
+        # The library looks through all weights each time it is asked for their dtype; every sweep asks.
+        self._weight = next(weight for weight in model.parameters() if weight.is_floating_point())
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -63,7 +65,7 @@ class Backbone:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        return self.model.dtype
+        return self._weight.dtype
 
     @property
     def vocab_size(self) -> int:

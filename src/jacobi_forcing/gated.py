@@ -15,9 +15,11 @@ class Gate:
     Attributes:
         open: Whether any is.
         index: Those tokens, counted through all rows: [G], or a slice where they lie side by side; None for all.
+        frozen: Weights of the base that took gradients before the adapter came.
     """
 
     def __init__(self) -> None:
+        self.frozen: list[nn.Parameter] = []
         self.open = False
         self.index: Tensor | slice | None = None
 
@@ -49,17 +51,18 @@ class GatedLinear(nn.Module):
         index = self.gate.index
         if index is None:
             return y + self._product(x)
-        # Only gated tokens pay for the product.
-        flat, some = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])[index]
+        # Only gated tokens pay for the product. One row needs no other shape, and a sweep of a few tokens notices every
+        # further operation.
+        flat, given = (y[0], x[0]) if len(x) == 1 and x.dim() == 3 else (y.flatten(0, -2), x.flatten(0, -2))
+        some = given[index]
         if torch.is_grad_enabled():
             index = torch.arange(len(flat), device=x.device)[index]
             return flat.index_add(0, index, self._product(some)).view_as(y)
         if isinstance(index, slice):
-            # Two products and nothing else: a sweep of a few tokens notices every further operation.
             flat[index].addmm_(nn.functional.linear(some, self.lora_A), self.lora_B.t(), alpha=self.scaling)
         else:
             flat.index_add_(0, index, self._product(some))
-        return flat.view_as(y)
+        return y
 
     def _product(self, x: Tensor) -> Tensor:
         return nn.functional.linear(nn.functional.linear(x, self.lora_A), self.lora_B) * self.scaling

@@ -26,14 +26,17 @@ PADDING = -1
 class Line:
     """Tokens at positions start, start + 1, ...; each sees the committed tokens before position `start`.
 
-    A line that `follows` also sees its row's first line up to there: it is a draft behind a prompt that is
-    not committed yet. `gated` lines run through the model's gated adapter, the others through the base alone.
+    A line that `follows` sees its row's first line up to there, and the committed tokens that the first line sees: it
+    is a draft behind a prompt that is not committed yet, or behind guesses that are being verified. `lead` are the
+    guesses that it so builds on, between the text and its own first token. `gated` lines run through the model's gated
+    adapter, the others through the base alone.
     """
 
     ids: Sequence[int]
     start: int
     gated: bool = False
     follows: bool = False
+    lead: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Lines:
         positions: [R, Q].
         line: [R, Q], index of the line within its row, PADDING in unused slots.
         prefix: [R, Q], committed tokens of the row that the slot sees: those at positions below it.
-        follows: [R, Q], 1 where the slot also sees the tokens of line 0 at positions below `prefix`; None: nowhere.
+        follows: [R, Q]; the slot also sees the tokens of line 0 at positions below this; None: nowhere.
         gated: Slots of gated lines, counted through all rows: [G], or a slice where they lie side by side; None where
             there are none.
         start: First position where each row has one line and all lines have the same positions, as in every batch of
@@ -73,14 +76,17 @@ class Lines:
             ids.append(row_ids + [0] * unused)
             positions.append([p for line in row for p in range(line.start, line.start + len(line.ids))] + [0] * unused)
             index.append([i for i, line in enumerate(row) for _ in line.ids] + [PADDING] * unused)
-            prefix.append([line.start for line in row for _ in line.ids] + [0] * unused)
+            before = [row[0].start if line.follows else line.start for line in row]
+            prefix.append([b for b, line in zip(before, row, strict=True) for _ in line.ids] + [0] * unused)
         # Padding behind a lone line is masked by causality alone, so it does not count.
         lone = all(len(row) == 1 and len(row[0].ids) == len(rows[0][0].ids) for row in rows)
         abreast = lone and all(row == positions[0] for row in positions)
         start = positions[0][0] if abreast else None
         columns = [ids, positions, index, prefix]
         if any(line.follows for row in rows for line in row):
-            columns.append(_spread([[(line.follows, line) for line in row] for row in rows], width))
+            columns.append(
+                _spread([[(line.start if line.follows else 0, line) for line in row] for row in rows], width)
+            )
         # One tensor, so that there is one copy to the device.
         table = torch.tensor(columns, device=device).unbind(0)
         follows = table[4] if len(table) > 4 else None
@@ -100,8 +106,7 @@ class Lines:
         causal = self.positions[:, :, None] >= self.positions[:, None, :]
         among = same_line & causal
         if self.follows is not None:
-            first = (self.line == 0)[:, None, :] & (self.positions[:, None, :] < self.prefix[:, :, None])
-            among |= first & (self.follows == 1)[:, :, None]
+            among |= (self.line == 0)[:, None, :] & (self.positions[:, None, :] < self.follows[:, :, None])
         seen = torch.cat([before, among], dim=-1)
         return _padded(seen, columns)
 

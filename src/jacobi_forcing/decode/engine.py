@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +29,37 @@ CAPACITY_STEP = 256
 """Fixed buffers hold a multiple of this many slots, so that calls of similar length share their shapes."""
 
 OnSweep = Callable[[list[Row]], None]
-Choose = Callable[[Tensor, Sequence[Row], Sequence[Sequence[Line]], int], Tensor]
-"""The next token at every slot: (logits [R, k, V], rows, their lines, first slot that has logits) -> ids [R, k]."""
 
 
-def greedy(logits: Tensor, rows: Sequence[Row], lines: Sequence[Sequence[Line]], first: int) -> Tensor:
-    """The most probable token at every slot [R, k]."""
-    return logits.argmax(dim=-1)
+class Chosen(NamedTuple):
+    """The next token at every slot.
+
+    Attributes:
+        ids: [R, k].
+        sure: How clearly each was chosen, float [R, k] from 0 to 1; None where nothing asks for it, because no line is
+            gated.
+    """
+
+    ids: Tensor
+    sure: Tensor | None = None
+
+    @classmethod
+    def of(cls, scores: Tensor, lines: Sequence[Sequence[Line]]) -> Chosen:
+        """The highest score of each slot [R, k, V] and, of greedy scores, its probability."""
+        if not any(line.gated for row in lines for line in row):
+            return cls(scores.argmax(dim=-1))
+        best = scores.max(dim=-1)
+        # Where processors have banned every token there is nothing to be sure of.
+        return cls(best.indices, (best.values - scores.logsumexp(dim=-1)).exp().nan_to_num(nan=0.0))
+
+
+Choose = Callable[[Tensor, Sequence[Row], Sequence[Sequence[Line]], int], Chosen]
+"""The next token at every slot, of (logits [R, k, V], rows, their lines, first slot that has logits)."""
+
+
+def greedy(logits: Tensor, rows: Sequence[Row], lines: Sequence[Sequence[Line]], first: int) -> Chosen:
+    """The most probable token at every slot."""
+    return Chosen.of(logits, lines)
 
 
 def make_row(
@@ -117,11 +142,11 @@ def sweeps(backbone: Backbone, rows: Sequence[Row], choose: Choose = greedy) -> 
         keep = torch.arange(first, first + count, device=device) if count < lines.ids.shape[1] else None
         chosen = choose(sweep_logits(backbone, cache, lines, keep), seats, proposed, first)
         # The one place where host and device meet.
-        predictions = chosen.tolist()
+        predictions, sure = _fetched(chosen)
         cache.commit(
             [
-                row.absorb(told[row.first_needed - first :]) if not row.finished else ()
-                for row, told in zip(seats, predictions, strict=True)
+                row.absorb(told[row.first_needed - first :], of[row.first_needed - first :]) if not row.finished else ()
+                for row, told, of in zip(seats, predictions, sure, strict=True)
             ]
         )
         yield seats, cache
@@ -144,6 +169,15 @@ def run(backbone: Backbone, rows: Sequence[Row], on_sweep: OnSweep | None = None
     for seats, _ in sweeps(backbone, rows, choose):
         if on_sweep is not None:
             on_sweep(seats)
+
+
+def _fetched(chosen: Chosen) -> tuple[list[list[int]], list[list[float]]]:
+    """As lists, by one copy: a float64 holds every id."""
+    if chosen.sure is None:
+        ids = chosen.ids.tolist()
+        return ids, [[]] * len(ids)
+    both = torch.stack([chosen.ids.double(), chosen.sure.double()]).tolist()
+    return [[int(token) for token in row] for row in both[0]], both[1]
 
 
 def _refuse_mixed(backbone: Backbone, rows: Sequence[Row]) -> None:

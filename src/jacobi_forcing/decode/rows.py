@@ -8,6 +8,8 @@ others are candidates out of the n-gram pool.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -17,6 +19,11 @@ from jacobi_forcing.decode.drafts import DraftFill
 from jacobi_forcing.decode.ngrams import NgramPool
 from jacobi_forcing.decode.stats import RowStats, SweepStats
 from jacobi_forcing.sweep import Line
+
+VERIFY = 0.1
+"""Least chance, as the draft sees it, of being right together with all before it, for a guess to be verified."""
+SKIP = 0.9
+"""Least such chance for a guess to be left out of the line that drafts: the slots behind build on the verified copy."""
 
 Stop = Callable[[Sequence[int]], bool]
 """Whether a text (prompt and generated ids) ends with its last token, for another reason than an end token."""
@@ -38,8 +45,9 @@ class Row:
         drafts_apart: Whether the model has a gated adapter: then the base verifies lines, and the draft's next state is
             predicted on a gated line of its own. To be set before the first `propose`.
         guesses: The draft: guesses for the tokens behind the text.
-        hopeful: How many leading ones are worth verifying where drafts have a line of their own: not the fresh fill,
-            and not much more than was accepted lately. Where not, all are verified, for the sake of what is predicted.
+        hopeful: How many leading ones are worth verifying where drafts have a line of their own, see `VERIFY`; of fresh
+            fill none is. Without such a line all are verified, for the sake of what is predicted.
+        skipped: How many leading ones are so likely right that the line that drafts begins behind them, see `SKIP`.
         padding: Left padding that the row had in the caller's batch, tokens.
         sample: Which sample of its prompt this is; rows of one prompt differ in it.
         recycles: Whether the decoder verifies candidates beside the draft.
@@ -74,7 +82,7 @@ class Row:
         if pool is not None and config.prompt_ngrams:
             pool.add(self.text)
         self.guesses = self._capped(self._first_guesses())
-        self.hopeful = 0
+        self.hopeful, self.skipped = 0, 0
         self.candidates: list[list[int]] = []
 
     # What a decoder decides ------------------------------------------------------------------------------------
@@ -129,13 +137,19 @@ class Row:
         else:
             lines = [Line([*self.text, *self._verified_lines[0]], 0)]
         if self.drafts_apart and self.guesses:
-            lines.append(Line([self.text[-1], *self.guesses], start, gated=True, follows=not self.known))
+            k = self.skipped
+            ids = [self.text[-1], *self.guesses][k:]
+            lines.append(Line(ids, start + k, True, not self.known or k > 0, self.guesses[: max(k - 1, 0)]))
         return lines
 
-    def absorb(self, predictions: Sequence[int]) -> range:
+    def absorb(self, predictions: Sequence[int], sure: Sequence[float] = ()) -> range:
         """Take the predictions at the lines' slots, from `first_needed` on; returns the slots whose KV is to be kept.
 
         The text grows by the accepted guesses of the best line and the prediction behind them.
+
+        Args:
+            predictions: One for each slot.
+            sure: How clear each was, from 0 to 1; looked at where drafts have a line of their own.
         """
         lines, told = self._verified_lines, []
         end = 0
@@ -143,13 +157,15 @@ class Row:
             begin, end = end, end + len(guesses) + 1
             told.append(list(predictions[begin:end]))
         drafted = self.drafts_apart and bool(self.guesses)
-        state = list(predictions[end : end + len(self.guesses) + 1]) if drafted else told[0]
+        drafting = slice(end, end + len(self.guesses) + 1 - self.skipped)
+        state = told[0][: self.skipped] + list(predictions[drafting]) if drafted else told[0]
+        surely = [*sure[: self.skipped], *sure[drafting]] if drafted else []
         offset, start = self.first_needed, self.known
         won, accepted = self._best(lines, told)
         base = sum(len(line) for line in told[:won])
         winner = lines[won]
         new = self._ended([*winner[:accepted], told[won][accepted]])
-        self._count(won, len(new), offset + sum(map(len, told)) + (len(state) if drafted else 0))
+        self._count(won, len(new), offset + sum(map(len, told)) + (len(state) - self.skipped if drafted else 0))
         self._grow(new)
         if self.finished:
             self.guesses, self.candidates = [], []
@@ -157,7 +173,7 @@ class Row:
         else:
             # A candidate that wins moves the frontier only: the draft's own predictions go on converging behind it.
             self._refined(state, start)
-            self._prepare((state + told[won][len(state) :])[accepted + 1 :])
+            self._prepare((state + told[won][len(state) :])[accepted + 1 :], surely[accepted + 1 :])
         # Everything known but the last token, whose KV comes with the next sweep; no guess accepted behind an end.
         return range(base, base + offset + len(new))
 
@@ -197,10 +213,12 @@ class Row:
         if self.pool is not None and self.config.prompt_ngrams:
             self.pool.add(self.text, len(self.text) - len(new))
 
-    def _prepare(self, leftover: list[int]) -> None:
+    def _prepare(self, leftover: list[int], sure: Sequence[float]) -> None:
         """The next sweep's draft and candidates."""
         self.guesses = self._capped(self._next_guesses(leftover))
-        self.hopeful = min(len(leftover), len(self.guesses), self._hope)
+        chances = list(itertools.accumulate(sure[: len(self.guesses)], operator.mul))
+        self.hopeful = sum(chance >= VERIFY for chance in chances)
+        self.skipped = sum(chance >= SKIP for chance in chances)
         if self.pool is None:
             return
         if leftover:
@@ -216,17 +234,14 @@ class Row:
             self.candidates = [run for run in found if run is not longer]
 
     @property
-    def _hope(self) -> int:
-        """Twice what one of the last sweeps accepted, and a few: what is right beyond it waits for the next sweep."""
-        return 4 + 2 * max(sweep.accepted for sweep in self.stats.sweeps[-4:])
-
-    @property
     def _room(self) -> int:
         """Guesses that can still be used: with g guesses a sweep adds up to g + 1 tokens."""
         return max(self.max_new_tokens - self.known - 1, 0)
 
     def _capped(self, guesses: list[int]) -> list[int]:
-        return guesses[: self._room]
+        """Without those that no text can have: past the budget, or behind a guess that ends it."""
+        end = first_eos(guesses, self.eos_ids)
+        return guesses[: self._room if end is None else min(end + 1, self._room)]
 
     def _filled(self, guesses: list[int], count: int) -> list[int]:
         """`count` guesses: the given ones, and new ones behind them."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as library
 
-from jacobi_forcing.decode.engine import Choose, greedy
+from jacobi_forcing.decode.engine import Choose, Chosen, greedy
 from jacobi_forcing.decode.rows import Row
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.sweep import Line
@@ -164,10 +164,13 @@ class _Slot:
     @property
     def guesses(self) -> Sequence[int]:
         """The tokens of its prefix that are not known to be right."""
-        return self.line.ids[len(self.row.text) - self.line.start : self.index + 1]
+        known = max(len(self.row.text) - self.line.start, 0)
+        return [*self.line.lead, *self.line.ids[known : self.index + 1]]
 
     def reached(self, told: Sequence[int]) -> bool:
         """Whether the text will go through here, given the predictions of its row: the guesses are right and go on."""
+        if self.line.gated:
+            return False
         guesses = list(self.guesses)
         if guesses != list(told[self.column - len(guesses) : self.column]):
             return False
@@ -181,7 +184,7 @@ def _slots(rows: Sequence[Row], lines: Sequence[Sequence[Line]], first: int) -> 
     for seat, (row, own) in enumerate(zip(rows, lines, strict=True)):
         begin = -first
         for line in own:
-            for index in range(len(row.text) - line.start - 1, len(line.ids)):
+            for index in range(max(len(row.text) - line.start - 1, 0), len(line.ids)):
                 yield _Slot(row, line, index, seat, begin + index)
             begin += len(line.ids)
 
@@ -194,13 +197,10 @@ class _Chooser:
         self._noise = noise
         self._own: WeakKeyDictionary[Row, list[LogitsProcessor]] = WeakKeyDictionary()
 
-    def __call__(self, logits: Tensor, rows: Sequence[Row], lines: Sequence[Sequence[Line]], first: int) -> Tensor:
-        """The next token at every slot: logits [R, k, V] -> ids [R, k]."""
+    def __call__(self, logits: Tensor, rows: Sequence[Row], lines: Sequence[Sequence[Line]], first: int) -> Chosen:
+        """The next token at every slot, of logits [R, k, V]."""
         device = logits.device
-        chosen = torch.zeros(logits.shape[:2], dtype=torch.long, device=device)
         slots = list(_slots(rows, lines, first))
-        if not slots:
-            return chosen
         for place, row in enumerate(rows):
             # The first sweep of a batch has all its rows, in the caller's order; later some have left.
             if row not in self._own:
@@ -211,11 +211,17 @@ class _Chooser:
         if self._noise is not None:
             places = [(slot.row.sample, slot.length) for slot in slots]
             scores = scores + self._noise.at(places, scores.shape[-1], device)
-        chosen[seats, columns] = scores.argmax(dim=-1)
+        found = Chosen.of(scores, lines)
+        ids = torch.zeros(logits.shape[:2], dtype=torch.long, device=device)
+        ids[seats, columns] = found.ids
         for number, error in errors.items():
-            if slots[number].reached(chosen[slots[number].seat].tolist()):
+            if slots[number].reached(ids[slots[number].seat].tolist()):
                 raise error
-        return chosen
+        if found.sure is None:
+            return Chosen(ids)
+        sure = torch.zeros(ids.shape, dtype=found.sure.dtype, device=device)
+        sure[seats, columns] = found.sure
+        return Chosen(ids, sure)
 
     def _processed(self, scores: Tensor, slots: Sequence[_Slot], errors: dict[int, Exception]) -> Tensor:
         """Scores of the slots [n, V] as the processors leave them; `errors` gets what was raised for guessed texts."""

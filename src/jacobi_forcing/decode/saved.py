@@ -8,28 +8,13 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from jacobi_forcing import entry
 from jacobi_forcing.config import DecodeConfig
 from jacobi_forcing.errors import ModelError
-from jacobi_forcing.files import read_json, write_json, write_text
+from jacobi_forcing.files import read_json, write_json
 
 ATTRIBUTE = "jacobi_forcing"
 """Of a generation config: the settings as `DecodeConfig.to_dict` gives them."""
-
-_GENERATE = '''"""Parallel decoding by jacobi-forcing, with the settings in generation_config.json."""
-
-try:
-    import jacobi_forcing
-except ImportError as error:
-    raise ImportError("This model decodes in parallel by: pip install jacobi-forcing") from error
-
-
-def generate(*inputs, model, **settings):
-    """What the library's generate takes; `decode` replaces the saved settings."""
-    if settings.get("custom_generate") is not None:
-        return type(model).generate(model, *inputs, **settings)
-    return jacobi_forcing.generate(model, *inputs, **settings)
-'''
-_REQUIREMENTS = "jacobi-forcing>=0.1\n"
 
 
 def saved_decode(*configs: GenerationConfig | None) -> DecodeConfig:
@@ -79,8 +64,7 @@ def save_custom_generate(folder: str | Path, decode: DecodeConfig | None = None)
         )
     settings = _generation_settings(place)
     decode = decode or _checked(settings.get(ATTRIBUTE) or {})
-    write_text(place / "custom_generate" / "requirements.txt", _REQUIREMENTS)
-    write_text(place / "custom_generate" / "generate.py", _GENERATE)
+    entry.write_for_model(place)
     write_json(place / "generation_config.json", {**settings, ATTRIBUTE: decode.to_dict()})
 
 

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from jacobi_forcing import processes, provenance
 from jacobi_forcing.adapter import GatedAdapter
-from jacobi_forcing.config import AdapterSettings, EvaluationConfig, ModelConfig, RoundConfig
+from jacobi_forcing.config import AdapterSettings, DecodeConfig, EvaluationConfig, ModelConfig, RoundConfig
 from jacobi_forcing.files import new_folder, remove, write_json
 from jacobi_forcing.loading import load
 from jacobi_forcing.recipe.probe import Probe
@@ -73,7 +73,7 @@ def train_adapter(
     resume(trainer, checkpoints, reporter)
     if processes.is_main():
         record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict(), adapter=adapter.to_dict())
-        _save(trainer.adapter, model.name, folder / "model", record)
+        _save(trainer.adapter, model.name, folder / "model", DecodeConfig(block_size=settings.block_size), record)
         remove(checkpoints)
     return log_result(log, settings)
 
@@ -101,7 +101,7 @@ def _arguments(
     )
 
 
-def _save(adapter: GatedAdapter, base: str, folder: Path, record: dict[str, Any]) -> None:
+def _save(adapter: GatedAdapter, base: str, folder: Path, decode: DecodeConfig, record: dict[str, Any]) -> None:
     with new_folder(folder) as temporary:
-        adapter.save(temporary, base=provenance.portable(base))
+        adapter.save(temporary, provenance.portable(base), decode)
         write_json(temporary / "provenance.json", record)
