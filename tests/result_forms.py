@@ -133,3 +133,59 @@ def save_run(folder: Path, report: Form) -> Path:
     for name, kind, lines in (("log.jsonl", "train-log", log), ("probe.jsonl", "probe", probes)):
         (place / name).write_text("".join(json.dumps(stamped(kind, line)) + "\n" for line in lines))
     return folder
+
+
+def evaluation(right: int, *, tps: float = 20.0, **changes: Any) -> Form:
+    """A file of `jforce eval`: `ar` and a window on 10 items of one task."""
+    each = {"tokens": 500, "seconds": 500 / tps, "median_seconds": 2.0, "median_slots": 1, "cost_ratio": None}
+    each |= {"quality": quality(right, 10, 0), "failures": {}, "label": "", "paired": None}
+    ar = {**each, "decoder": "ar", "block_size": None, "settings": DecodeConfig(decoder="ar").to_dict()}
+    ar |= {"forwards": 500, "tokens_per_forward": 1.0, "tokens_per_second": tps, "speedup": 1.0}
+    paired = {"exact": 10, "near_ties": 0, "faults": 0, "of": 10, "differ": [], "mismatches": [], "only_this": 1}
+    paired |= {"only_ar": 0, "graded_otherwise": [], "mcnemar_p": 1.0, "difference": 0.1, "median_speedup": 2.0}
+    window = {**ar, "decoder": "window", "block_size": 16, "settings": DecodeConfig(block_size=16).to_dict()}
+    window |= {"forwards": 250, "tokens_per_forward": 2.0, "tokens_per_second": 2 * tps, "speedup": 2.0}
+    window |= {"median_slots": 16, "cost_ratio": 1.5, "paired": {**paired, "difference_interval": [0.0, 0.3]}}
+    task = {"task": "gsm8k", "items": 10, "max_new_tokens": 64, "fewshot": 0, "stop_strings": []}
+    task |= {"decoders": [ar, window], "isolation": None, "data": {"source": "test.jsonl", "sha256": "0" * 64}}
+    values = {"model": "m", "adapter": None, "fingerprint": "f", "dtype": "float32", "device": "cpu", "threads": 2}
+    values |= {"chat": False, "batch_size": 1, "fewshot": 0, "max_new_tokens": None, "data": {}, "tasks": [task]}
+    return stamped("eval", {**values, "provenance": MADE, **changes})
+
+
+def evaluation_items(right: list[bool]) -> list[Form]:
+    """Lines of the `items.jsonl` beside `evaluation`."""
+    lines = []
+    for name, size, forwards in (("ar", 16, 50), ("window", 16, 25)):
+        settings = DecodeConfig(decoder=name, block_size=size).to_dict()  # type: ignore[arg-type]  # a name of ours
+        for item, good in enumerate(right):
+            line = {"task": "gsm8k", "item": item, "id": str(item), "decoder": name, "settings": settings}
+            line |= {"prompt": "0" * 16, "prompt_tokens": 5, "limit": 64, "ids": [1] * 50, "text": "", "tokens": 50}
+            line |= {"forwards": forwards, "slots": {}, "seconds": 1.0, "rows": 1, "finished": True, "repeats": False}
+            lines.append(stamped("eval-item", {**line, "answer": "1", "right": good, "detail": ""}))
+    return lines
+
+
+def profile(**changes: Any) -> Form:
+    """A file of `jforce profile`."""
+    points = [
+        {"tokens": size, "seconds": 0.01 * ratio, "low": 0.009 * ratio, "high": 0.011 * ratio, "ratio": ratio}
+        | {
+            "bytes": 1,
+            "flops": 1,
+            "bandwidth_share": 0.5,
+            "compute_share": 0.1,
+            "bound_seconds": 0.005,
+            "limit": "bandwidth",
+        }
+        for size, ratio in ((1, 1.0), (16, 1.5), (64, 4.0))
+    ]
+    fitted = {"tokens": 8.0, "flat": 0.01, "slope": 0.001, "error": 0.1}
+    context = {"context": 64, "points": points, "knee": {"tokens": 8, "fitted": fitted}, "ridge": None}
+    limits = {"bytes_per_second": 2e10, "flops_per_second": 5e10, "working_set": 1, "width": 1}
+    names = ("weights", "matmul", "adapter", "kv", "attention", "vocabulary", "itemsize")
+    values = {"label": "m", "model": "m", "dtype": "float32", "device": "cpu", "device_name": "a CPU", "threads": 2}
+    values |= {"batch_size": 1, "adapter": False, "tolerance": 0.2, "repeats": 5, "limits": limits}
+    values |= {"work": dict.fromkeys(names, 1), "contexts": [context]}
+    values["recommended"] = {"tokens": 8, "settings": [{"decoder": "window", "block_size": 8, "tokens": 8}]}
+    return stamped("profile", {**values, "provenance": MADE, **changes})

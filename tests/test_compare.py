@@ -14,7 +14,7 @@ from jacobi_forcing.errors import ConfigError, DataError
 from jacobi_forcing.formats import Result, identify
 from jacobi_forcing.viz.compare import COLUMNS, METRICS, Change, bounds, compare, failures, remarks, rows
 from jacobi_forcing.viz.entries import Entry
-from result_forms import PROMPTS, bench, decoder, model, quality, run
+from result_forms import PROMPTS, bench, decoder, evaluation, evaluation_items, model, quality, run
 from result_schemas import assert_valid
 
 OLD = bench(model("m", decoder("window", 16, tpf=2.0, tps=150.0, cost=1.5)))
@@ -147,6 +147,26 @@ def test_runs_are_compared_by_what_their_evaluation_asked() -> None:
         compare(result(first), result(second))
     with pytest.raises(DataError, match="Nothing was measured"):
         compare(result(run()), result(run()))
+
+
+def test_evaluations_are_compared_task_by_task_and_item_by_item() -> None:
+    old, new = evaluation(5), evaluation(9)
+    assert_valid(old, "eval")
+    before, after = [index < 5 for index in range(10)], [index != 7 for index in range(10)]
+    items = (evaluation_items(before), evaluation_items(after))
+    assert_valid(items[0][0], "eval-item")
+    found = compare(result(old), result(new), items)
+    assert [(c.first.model, c.first.decoder, c.paired) for c in found.changes] == [
+        ("gsm8k", "ar", True),
+        ("gsm8k", "window", True),
+    ]
+    assert "4 items newly right, 0 newly wrong, p = 0.125 (McNemar)" in found.changes[1].quality()
+    assert found.changes[1].value("solved") == pytest.approx(0.4)
+    assert "as of independent samples" in compare(result(old), result(new)).changes[1].quality()
+    other = copy.deepcopy(new)
+    other["tasks"][0]["data"]["sha256"] = "1" * 64
+    with pytest.raises(DataError, match="'data of gsm8k' differs"):
+        compare(result(old), result(other))
 
 
 def test_other_machines_are_named() -> None:

@@ -18,7 +18,7 @@ from jacobi_forcing.viz.parts import Table
 from jacobi_forcing.viz.payback import payback, verdict
 from jacobi_forcing.viz.report_page import page
 from jacobi_forcing.viz.sections import build
-from result_forms import bench, decoder, model, run, save_run
+from result_forms import bench, decoder, evaluation, model, profile, run, save_run
 from result_schemas import assert_valid
 
 BASE = model("base", decoder("window", 16, tpf=1.1, tps=60.0, cost=1.8))
@@ -117,6 +117,42 @@ def test_benches_in_the_folder_and_from_elsewhere_are_told_of(place: Path, tmp_p
     assert "speeds.json: 20 prompts of prompts.jsonl" in text
 
 
+def test_evaluations_and_profiles_have_parts_with_intervals_and_units(place: Path) -> None:
+    for name, value in (("eval", evaluation(7)), ("profile", profile())):
+        assert_valid(value, name)
+        (place / f"{name}.json").write_text(json.dumps(value))
+    found = gather(place)
+    tasks, device = section(place, "Tasks"), section(place, "What this device does")
+    table = next(block for block in tasks.blocks if isinstance(block, Table))
+    assert table.rows[1] == (
+        *("gsm8k", "window", "16", "70.0 % of 10 (50.0 to 80.0)", "0.0 %", "10/10", "2.00", "40.0", "2.00×"),
+        "+1 −0, p = 1",
+    )
+    assert "up to: 8 tokens at context 64. Settings that fit: window n=8 (8 tokens a forward)." in device.blocks[0].text
+    assert [figure.key for figure in device.blocks[1:]] == [("context 64",)] * 2
+    assert not any("not graded" in text or "not profiled" in text for text in build(found).missing)
+
+
+def test_latencies_of_requests_have_a_figure_and_a_table(place: Path) -> None:
+    times = {name: 0.5 for name in ("mean", "p50", "p90", "p95", "p99", "worst")}
+    known = {"latency": {"requests": 3, "answer": times, "first_token": times, "gap": None}}
+    known["requests"] = {"tokens": [9] * 3, "forwards": [3] * 3, "seconds": [0.4, 0.5, 0.6]}
+    timed = model("timed", decoder("window", 16, tpf=3.0, cost=1.5, **known))
+    (place / "speeds.json").write_text(json.dumps(bench(timed)))
+    figure, table = section(place, "Latency").blocks
+    assert "half of 3 within 0.5 s, all in 0.6 s" in figure.text
+    assert table.rows == [("timed", "window n=16", "1", "3", *["0.5"] * 6, "20/20", "5.0 %")]
+
+
+def test_models_of_one_name_in_two_files_are_told_apart_and_paths_of_machines_are_not_shown(
+    place: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(bench({**TRAINED, "label": "/somebody/models/round 1"})))
+    (model_,) = gather(place, [other]).benches
+    assert model_["label"] == "round 1 in other.json"
+
+
 def test_results_from_before_the_schemas_are_told_of_with_a_note(place: Path) -> None:
     report = json.loads((place / "report.json").read_text())
     del report["schema"]
@@ -166,9 +202,12 @@ def test_the_page_needs_nothing_else_and_its_figures_follow_its_colours(place: P
     text = page(found, build(found))
     elements = Elements(text)
     assert elements.outside == [] and "@import" not in text and "script" not in elements.names
-    assert elements.names.count("svg") == elements.names.count("figure") == 9
+    drawings = re.findall(r"<svg role.*?</svg>", text, re.DOTALL)
+    assert len(drawings) == elements.names.count("figure") == 9
+    assert (
+        text.count('<svg class="key"') == elements.names.count("svg") - 9 == 2 * 3 + 2 * 2
+    )  # three series, two series
     assert len(elements.ids) == len(set(elements.ids))
-    drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     for drawing in drawings:
         assert "#01010" not in drawing and "var(--ink)" in drawing and 'aria-label="' in drawing
     assert "tokens per forward (TPF)" in text.replace("&lt;", "<")  # the axis, as a comment of the drawing

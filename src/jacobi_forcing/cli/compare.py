@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import error_line, note, print_json, print_table
-from jacobi_forcing.formats import read_result
+from jacobi_forcing.formats import read_lines, read_result
 
 BELOW = 3
 """Exit status where a bound is not met."""
@@ -26,7 +26,7 @@ Only = Annotated[list[str] | None, typer.Option("--decoder", "-d", help="Compare
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="Result file of jforce bench or run: what was before.")],
+    first: Annotated[Path, typer.Argument(help="Result file of jforce bench, eval or run: what was before.")],
     second: Annotated[Path, typer.Argument(help="One of the same kind and prompts: what is now.")],
     decoder: Only = None,
     fail_below: Bounds = None,
@@ -42,7 +42,7 @@ def compare(
     from jacobi_forcing.viz.compare import compare as set_against
 
     least = bounds(fail_below or [])
-    found = set_against(read_result(first), read_result(second))
+    found = set_against(read_result(first), read_result(second), (_items(first), _items(second)))
     if decoder:
         kept = [change for change in found.changes if change.first.decoder in decoder]
         found = dataclasses.replace(found, changes=kept)
@@ -59,3 +59,9 @@ def compare(
         print_json({"changes": changes, "notes": found.notes, "failures": failed})
     if failed:
         raise typer.Exit(BELOW)
+
+
+def _items(path: Path) -> list[dict[str, Any]]:
+    """The answers of an evaluation one by one, where they lie beside it."""
+    beside = path.with_name("items.jsonl")
+    return read_lines(beside, "eval-item") if beside.is_file() else []

@@ -10,7 +10,7 @@ from typing import Any
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.evaluate.statistics import mcnemar, paired_bootstrap
 from jacobi_forcing.formats import Result
-from jacobi_forcing.viz.entries import Entry, common_ground, entries
+from jacobi_forcing.viz.entries import Entry, Form, common_ground, entries
 
 METRICS: Mapping[str, str] = {
     "tpf": "TPF of the second over that of the first",
@@ -129,14 +129,19 @@ class Comparison:
     notes: list[str]
 
 
-def compare(first: Result, second: Result) -> Comparison:
+def compare(first: Result, second: Result, items: tuple[Sequence[Form], Sequence[Form]] = ((), ())) -> Comparison:
     """Set two results against each other.
+
+    Args:
+        first: What was before.
+        second: What is now.
+        items: Lines of `items.jsonl` beside each, of evaluations.
 
     Raises:
         DataError: They are of unlike kinds, were measured on different prompts or tasks, or have nothing in common.
     """
     notes = common_ground(first, second)
-    old, new, more = entries(first, second)
+    old, new, more = entries(first, second, items)
     notes += more
     by_key = {entry.key: entry for entry in new}
     changes = []
@@ -184,10 +189,10 @@ def _row(one: Entry, other: Entry, change: Change) -> tuple[str, ...]:
         "–" if one.block_size is None else str(one.block_size),
         _arrow(_share(one.solve_rate), _share(other.solve_rate)),
         _arrow(_share(one.repetition_rate), _share(other.repetition_rate)),
-        _arrow(f"{one.exact}/{one.of}", f"{other.exact}/{other.of}"),
+        _arrow(_exact(one), _exact(other)),
         _arrow(f"{one.tpf:.2f}", f"{other.tpf:.2f}"),
-        _arrow(f"{one.tps:.0f}", f"{other.tps:.0f}") + _times(change.value("tps")),
-        _arrow(f"{one.speedup:.2f}×", f"{other.speedup:.2f}×"),
+        _arrow(_rate(one.tps), _rate(other.tps)) + _ratio(change.value("tps")),
+        _arrow(_times(one.speedup), _times(other.speedup)),
     )
 
 
@@ -199,7 +204,19 @@ def _arrow(one: str, other: str) -> str:
     return one if one == other else f"{one} → {other}"
 
 
-def _times(ratio: float | None) -> str:
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _exact(entry: Entry) -> str:
+    return f"{entry.exact}/{entry.of}" if entry.of else "–"
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f}×" if speedup else "–"
+
+
+def _ratio(ratio: float | None) -> str:
     return "" if ratio is None else f" ({ratio:.2f}×)"
 
 

@@ -10,7 +10,7 @@ from jacobi_forcing.errors import DataError
 from jacobi_forcing.formats import Result
 
 Form = Mapping[str, Any]
-KINDS = ("bench", "run")
+KINDS = ("bench", "run", "eval")
 """Kinds that can be compared."""
 
 
@@ -36,12 +36,12 @@ class Entry:
         batch_size: Rows side by side.
         tpf: Tokens per forward.
         tps: Tokens per second.
-        speedup: Over `ar` in the same run.
+        speedup: Over `ar` in the same run; 0 where `ar` was not measured.
         solve_rate: None where nothing was graded.
         solve_interval: Its 95 % interval.
         repetition_rate: Answers that end in a loop.
         exact: Answers that equal `ar`'s.
-        of: Answers in all.
+        of: Answers that were compared with it.
         requests: One by one, where they are known.
         asked: Which prompts they answer, where that is known.
         right: Item by item whether the answer is right, where that is known.
@@ -99,25 +99,39 @@ def common_ground(first: Result, second: Result) -> list[str]:
             expected="two of " + " or two of ".join(KINDS),
         )
     one, other = _asked(first), _asked(second)
-    unlike = [name for name in one if one[name] != other.get(name)]
+    unlike = [name for name in one if name in other and one[name] != other[name]]
     if unlike:
         name = unlike[0]
         raise DataError(
             f"These results were measured on different things: '{name}' differs",
-            seen=f"{one[name]} and {other.get(name)}",
+            seen=f"{one[name]} and {other[name]}",
             remedy="measure both on the same prompts, with the same task and limit",
         )
     notes = [result.note for result in (first, second) if result.note is not None]
-    machines = [{(m["device"], m["threads"], m["dtype"]) for m in result.value["models"]} for result in (first, second)]
+    machines = [{(m["device"], m["threads"], m["dtype"]) for m in _models(result)} for result in (first, second)]
     if machines[0] != machines[1]:
         said = " and ".join(str(sorted(map(str, machine))) for machine in machines)
         notes.append(f"The machines differ ({said}): only TPF and quality compare.")
     return notes
 
 
+def _models(result: Result) -> list[Form]:
+    """What holds decoders: models, or the tasks of an evaluation, as a model each."""
+    if result.kind != "eval":
+        return list(result.value["models"])
+    return [
+        {**result.value, **task, "label": task["task"], "model": result.value["model"]}
+        for task in result.value["tasks"]
+    ]
+
+
 def _asked(result: Result) -> dict[str, Any]:
     """What was asked, in the words of the settings."""
     value = result.value
+    if result.kind == "eval":
+        names = ("items", "max_new_tokens", "fewshot", "stop_strings")
+        tasks = {f"{name} of {task['task']}": task[name] for task in value["tasks"] for name in names}
+        return tasks | {f"data of {task['task']}": task["data"]["sha256"] for task in value["tasks"]}
     if result.kind == "bench":
         prompts, models = value["prompts"], value["models"]
     else:
@@ -131,15 +145,22 @@ def _asked(result: Result) -> dict[str, Any]:
     return alike
 
 
-def entries(first: Result, second: Result) -> tuple[list[Entry], list[Entry], list[str]]:
+def entries(
+    first: Result, second: Result, items: tuple[Sequence[Form], Sequence[Form]] = ((), ())
+) -> tuple[list[Entry], list[Entry], list[str]]:
     """The decoders of both, and notes.
 
-    Models are matched by label where both have some in common, else by place.
+    Models, and tasks of evaluations, are matched by label where both have some in common, else by place.
+
+    Args:
+        first: One result.
+        second: The other.
+        items: Lines of `items.jsonl` beside each, of evaluations.
 
     Raises:
         DataError: Labels and numbers of models differ.
     """
-    old, new = first.value["models"], second.value["models"]
+    old, new = _models(first), _models(second)
     labels = [model["label"] for model in old]
     shared = [label for label in labels if label in [model["label"] for model in new]]
     notes = []
@@ -156,32 +177,51 @@ def entries(first: Result, second: Result) -> tuple[list[Entry], list[Entry], li
         )
     else:
         notes += [f"{a['label']} is compared with {b['label']}." for a, b in zip(old, new, strict=True)]
-    return _entries(old), _entries(new), notes
+    return _entries(old, items[0]), _entries(new, items[1]), notes
 
 
-def _entries(models: Sequence[Form]) -> list[Entry]:
-    return [_entry(place, model, decoder) for place, model in enumerate(models) for decoder in model["decoders"]]
+def _entries(models: Sequence[Form], items: Sequence[Form]) -> list[Entry]:
+    return [
+        _entry(place, model, decoder, [line for line in items if _answers(line, model, decoder)])
+        for place, model in enumerate(models)
+        for decoder in model["decoders"]
+    ]
 
 
-def _entry(place: int, model: Form, decoder: Form) -> Entry:
+def _answers(line: Form, task: Form, decoder: Form) -> bool:
+    """Whether a line of an evaluation is this decoder's."""
+    return bool(line["task"] == task["label"] and line["settings"] == decoder["settings"])
+
+
+def _entry(place: int, model: Form, decoder: Form, items: Sequence[Form]) -> Entry:
     quality = model.get("quality") or decoder["quality"]
     interval, kept = quality.get("solve_rate_interval"), decoder.get("requests")
-    requests = zip(kept["tokens"], kept["forwards"], kept["seconds"], strict=True) if kept else ()
+    requests = list(zip(kept["tokens"], kept["forwards"], kept["seconds"], strict=True)) if kept else []
+    items = sorted(items, key=lambda line: int(line["item"]))
+    requests = requests or [(line["tokens"], line["forwards"], line["seconds"]) for line in items]
+    paired = decoder.get("paired") or {}
     return Entry(
         place=place,
         model=str(model["label"]),
         decoder=str(decoder["decoder"]),
         block_size=decoder["block_size"],
         label=decoder.get("label") or "",
-        batch_size=int(decoder.get("batch_size", 1)),
+        batch_size=int(decoder.get("batch_size", model.get("batch_size", 1))),
         tpf=float(decoder["tokens_per_forward"]),
         tps=float(decoder["tokens_per_second"]),
-        speedup=float(decoder["speedup"]),
+        speedup=float(decoder["speedup"] or 0.0),
         solve_rate=quality["solve_rate"],
         solve_interval=tuple(interval) if interval else None,
         repetition_rate=float(quality["repetition_rate"]),
-        exact=int(decoder["exact"]),
-        of=int(decoder["of"]),
+        exact=int(decoder.get("exact", paired.get("exact", 0))),
+        of=int(decoder.get("of", paired.get("of", 0))),
         requests=[Request(*figures) for figures in requests],
-        asked=[int(item["prompt"]) for item in model.get("items") or []],
+        asked=[line["item"] for line in items] or _prompts(model),
+        right=[bool(line["right"]) for line in items] or None,
     )
+
+
+def _prompts(model: Form) -> list[int]:
+    """Which prompts a bench asked, where it says so."""
+    known = model.get("items")
+    return [int(item["prompt"]) for item in known] if isinstance(known, list) else []

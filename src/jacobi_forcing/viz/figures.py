@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jacobi_forcing.viz.style import SERIES, SOFT, Figure, drawing, look
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Form = Mapping[str, Any]
 Lines = Mapping[int, Sequence[Form]]
+_DECADE = 10
+"""Greatest over least value from which on a loss is drawn on a logarithmic axis."""
 
 
 def series_name(model: Form, decoder: Form) -> str:
@@ -39,19 +44,48 @@ def over_block_size(models: Sequence[Form], key: str, name: str, title: str, uni
         f"{label}: " + ", ".join(f"{value:.2f} at n={size}" for size, value in sorted(points.items()))
         for label, points in found.items()
     )
-    with drawing(title, text, name) as (axes, done):
-        for index, (label, points) in enumerate(found.items()):
-            axes.plot(*zip(*sorted(points.items()), strict=True), label=label, **look(index))
+    with drawing(title, text, name, found) as (axes, done):
+        for index, points in enumerate(found.values()):
+            axes.plot(*zip(*sorted(points.items()), strict=True), **look(index))
         axes.axhline(1, color=SOFT, linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.minorticks_off()
-        if len(sizes) == 1:
-            axes.set_xlim(sizes[0] / 2, sizes[0] * 2)
+        _doubling(axes, sizes)
         axes.set(xlabel="block size n (tokens)", ylabel=unit)
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=1 if len(found) < 5 else 2)
+        axes.set_ylim(0, 1.08 * max(1.0, *(value for points in found.values() for value in points.values())))
     return done[0]
+
+
+def over_tokens(
+    found: Mapping[str, Sequence[tuple[int, float]]],
+    name: str,
+    title: str,
+    unit: str,
+    along: str = "parallel tokens in a forward pass",
+) -> Figure | None:
+    """A figure over a number of tokens, one line for each name."""
+    found = {label: points for label, points in found.items() if points}
+    if not found:
+        return None
+    text = "; ".join(
+        f"{label}: {points[0][1]:.3g} at {points[0][0]}, {points[-1][1]:.3g} at {points[-1][0]}"
+        for label, points in found.items()
+    )
+    with drawing(title, text, name, found) as (axes, done):
+        for index, points in enumerate(found.values()):
+            axes.plot(*zip(*points, strict=True), **look(index))
+        _doubling(axes, sorted({size for points in found.values() for size, _ in points}))
+        axes.set(xlabel=along, ylabel=unit)
+        axes.set_ylim(bottom=0)
+    return done[0]
+
+
+def _doubling(axes: Axes, sizes: Sequence[int]) -> None:
+    """An axis on which sizes double; of many, every second is named."""
+    axes.set_xscale("log", base=2)
+    named = sizes if len(sizes) < 10 else sizes[::2]
+    axes.set_xticks(named, [str(size) for size in named])
+    axes.minorticks_off()
+    if len(sizes) == 1:
+        axes.set_xlim(sizes[0] / 2, sizes[0] * 2)
 
 
 def over_steps(rounds: Lines, key: str, name: str, title: str, unit: str, *, log: bool = False) -> Figure | None:
@@ -70,7 +104,7 @@ def over_steps(rounds: Lines, key: str, name: str, title: str, unit: str, *, log
         axes.plot(steps, values, color=SERIES[0], marker="o", markersize=3)
         for end in ends[:-1]:
             axes.axvline(end, color=SOFT, linestyle=":", linewidth=1)
-        if log and min(values) > 0:
+        if log and max(values) > _DECADE * min(values) > 0:
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
@@ -89,13 +123,12 @@ def accepted(decoders: Sequence[tuple[str, Form]], name: str) -> Figure | None:
         f"{label}: {100 * shares.get(1, 0):.0f} % of forwards added one token, the most {max(shares)}"
         for label, shares in found.items()
     )
-    with drawing("Tokens that a forward pass added", text, name) as (axes, done):
-        for index, (label, shares) in enumerate(found.items()):
+    with drawing("Tokens that a forward pass added", text, name, found) as (axes, done):
+        for index, shares in enumerate(found.values()):
             lengths = range(1, max(shares) + 1)
-            axes.plot(lengths, [100 * shares.get(n, 0) for n in lengths], label=label, **look(index))
+            axes.plot(lengths, [100 * shares.get(n, 0) for n in lengths], **look(index))
         axes.set(xlabel="tokens added by a forward pass", ylabel="share of forward passes (%)")
         axes.set_ylim(bottom=0)
-        axes.legend(loc="upper right")
     return done[0]
 
 
@@ -110,13 +143,12 @@ def accuracy(decoders: Sequence[tuple[str, Form]], name: str) -> Figure | None:
     if not found:
         return None
     text = "; ".join(f"{label}: {100 * shares[0]:.0f} % at distance 1" for label, shares in found.items())
-    with drawing("Right guesses by distance behind the accepted text", text, name) as (axes, done):
-        for index, (label, shares) in enumerate(found.items()):
+    with drawing("Right guesses by distance behind the accepted text", text, name, found) as (axes, done):
+        for index, shares in enumerate(found.values()):
             style = {**look(index), "markersize": 3}
-            axes.plot(range(1, len(shares) + 1), [100 * share for share in shares], label=label, **style)
+            axes.plot(range(1, len(shares) + 1), [100 * share for share in shares], **style)
         axes.set(xlabel="distance behind the accepted text (tokens)", ylabel="guesses that are right (%)")
         axes.set_ylim(0, 103)
-        axes.legend(loc="best")
     return done[0]
 
 
@@ -133,15 +165,12 @@ def latency(decoders: Sequence[tuple[str, Form]], name: str) -> Figure | None:
         f"{label}: half of {len(seconds)} within {seconds[(len(seconds) - 1) // 2]:.3g} s, all in {seconds[-1]:.3g} s"
         for label, seconds in found.items()
     )
-    with drawing("Seconds a request", text, name) as (axes, done):
-        for index, (label, seconds) in enumerate(found.items()):
+    with drawing("Seconds a request", text, name, found) as (axes, done):
+        for index, seconds in enumerate(found.values()):
             shares = [100 * (place + 1) / len(seconds) for place in range(len(seconds))]
             style = look(index)
-            axes.step(
-                [0, *seconds], [0, *shares], where="post", label=label, color=style["color"], ls=style["linestyle"]
-            )
+            axes.step([0, *seconds], [0, *shares], where="post", color=style["color"], ls=style["linestyle"])
         axes.set(xlabel="wall time of a request (seconds)", ylabel="requests that took no longer (%)")
         axes.set_ylim(0, 103)
         axes.set_xlim(left=0)
-        axes.legend(loc="lower right")
     return done[0]

@@ -10,6 +10,7 @@ from typing import Any
 from jacobi_forcing.errors import ArtefactError
 from jacobi_forcing.files import read_json
 from jacobi_forcing.formats import Result, identify, read_lines
+from jacobi_forcing.provenance import portable
 
 _SKIPPED = ("model", "stages", "checkpoints", "trajectories")
 """Folders of a run in which no result lies."""
@@ -50,8 +51,14 @@ class Found:
 
     @property
     def benches(self) -> list[dict[str, Any]]:
-        """Measured models of all benches."""
-        return [model for _, value in self.of("bench") for model in value["models"]]
+        """Measured models of all benches; where two files have one of the same label, it also says which."""
+        labels = [model["label"] for model in self.models]
+        labels += [model["label"] for _, value in self.of("bench") for model in value["models"]]
+        return [
+            {**model, "label": f"{model['label']} in {name}"} if labels.count(model["label"]) > 1 else model
+            for name, value in self.of("bench")
+            for model in value["models"]
+        ]
 
 
 def gather(folder: str | Path, extra: Sequence[str | Path] = ()) -> Found:
@@ -104,10 +111,19 @@ def _take(found: Found, path: Path, name: str, *, strict: bool) -> None:
         return
     if not strict and "schema" not in value and value.get("kind") not in ("run", "bench"):
         return
-    result = identify(value, name)
+    result = identify(_published(value), name)
     if result.note is not None:
         found.notes.append(result.note + ".")
     _add(found, result, name)
+
+
+def _published(value: Any) -> Any:
+    """A result without paths of the machine that it was made on; old ones have some."""
+    if isinstance(value, dict):
+        return {name: _published(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_published(part) for part in value]
+    return portable(value) if isinstance(value, str) and value.startswith("/") else value
 
 
 def _add(found: Found, result: Result, name: str) -> None:

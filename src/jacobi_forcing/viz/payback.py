@@ -62,7 +62,7 @@ def payback(run: Form) -> list[tuple[str, str]]:
     rows = [(f"{name.replace('-', ', round ')}", f"{seconds:.0f} s") for name, seconds in stages.items()]
     total = sum(stages.values())
     threads = next((model["threads"] for model in run["models"] if model.get("threads")), None)
-    cores = f" ({total * threads:.0f} core-seconds on {threads} threads)" if threads else ""
+    cores = f" ({total * threads:.0f} core-seconds on {threads} thread{'' if threads == 1 else 's'})" if threads else ""
     rows.append(("collecting and training together", f"{total:.0f} s{cores}"))
     if len(run["models"]) < 2:
         return [*rows, ("break-even", "not known: only one model was measured")]

@@ -12,7 +12,7 @@ from jacobi_forcing.viz.gather import Found
 from jacobi_forcing.viz.page import fill
 from jacobi_forcing.viz.parts import Block, Items, Section, Table, Text
 from jacobi_forcing.viz.sections import Report
-from jacobi_forcing.viz.style import Figure
+from jacobi_forcing.viz.style import Figure, sample
 
 _NUMBER = re.compile(r"[+-]?[\d,.]*\d(?:e[+-]?\d+)?( ?[×%]| ms| s)?( of \d+)?( \(n=\d+\))?|\d+/\d+|–")
 _FOLDED = 8
@@ -61,7 +61,9 @@ def _anchor(title: str) -> str:
 
 def _block(block: Block) -> str:
     if isinstance(block, Figure):
-        return f"<figure><figcaption>{escape(block.title)}</figcaption>\n{block.svg}</figure>"
+        key = "".join(f"<li>{sample(series)}{escape(name)}</li>" for series, name in enumerate(block.key))
+        below = f'<ul class="key">{key}</ul>' if key else ""
+        return f"<figure><figcaption>{escape(block.title)}</figcaption>\n{block.svg}{below}</figure>"
     if isinstance(block, Table):
         table = _table(block.columns, block.rows)
         return f"<details><summary>{escape(block.title)}</summary>{table}</details>" if block.title else table

@@ -70,7 +70,8 @@ def _table(found: Found) -> Section:
 
 
 def _where(model: Form) -> str:
-    threads = f", {model['threads']} threads" if model.get("threads") else ""
+    count = model.get("threads")
+    threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
     return f"{model['dtype']} on {model['device']}{threads}"
 
 
