@@ -72,7 +72,7 @@ def test_four_batches_of_one_row_and_one_batch_of_four_rows_give_the_same_gradie
     assert largest > 0
     for name in start:
         assert (after[name] - expected[name]).abs().max() <= 1e-5 * largest, name
-    for name in ("loss", "consistency_loss", "noise_ratio", "block_sweeps", "drifted_sweeps"):
+    for name in ("loss", "consistency_loss", "noise_ratio", "block_sweeps", "drifted_blocks"):
         assert log[name] == pytest.approx(expected_log[name], rel=1e-5), name
 
 
@@ -100,7 +100,7 @@ def test_what_the_states_cost_is_logged_per_step_and_not_where_they_are_stored(t
     entry = trained(tiny_model("llama"), args).state.log_history[0]
     # Two batches a step, each a clean pass and up to n - 1 sweeps.
     assert 2 < entry["state_forwards"] <= 8
-    assert entry["block_sweeps"] >= entry["drifted_sweeps"] > 0
+    assert entry["block_sweeps"] >= entry["swept_blocks"] >= entry["drifted_blocks"] > 0
     assert entry["state_seconds"] > 0
     assert "state_forwards" not in trained(tiny_model("llama"), settings(tmp_path)).state.log_history[0]
 

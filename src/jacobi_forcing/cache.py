@@ -26,6 +26,9 @@ from jacobi_forcing.errors import CacheError
 SPARE = 256
 """Least slots by which a buffer grows."""
 
+RowContent = list[tuple[Tensor, Tensor]]
+"""Keys and values of one row for each layer, each [heads, length, head_dim]."""
+
 
 class SlotLayer(DynamicLayer):
     """Keys and values of one model layer in buffers [R, heads, capacity, head_dim], of which the first `used` count.
@@ -70,6 +73,16 @@ class SlotLayer(DynamicLayer):
         self.values[:, :, self.used : end] = value_states
         self.used = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def load(self, rows: Sequence[tuple[Tensor, Tensor]], width: int) -> None:
+        """Take over keys and values [heads, length, head_dim] of each row; `width` slots are in use then."""
+        for name, parts in zip(("keys", "values"), zip(*rows, strict=True), strict=True):
+            heads, _, size = parts[0].shape
+            states = parts[0].new_zeros(len(rows), heads, width + SPARE, size)
+            for row, part in enumerate(parts):
+                states[row, :, : part.shape[1]] = part
+            setattr(self, name, states)
+        self.device, self.capacity, self.used, self.is_initialized = rows[0][0].device, width + SPARE, width, True
 
     def get_seq_length(self) -> int:
         """Slots in use."""
@@ -120,6 +133,18 @@ class KVCache:
         self.library = Cache(layer_class_to_replicate=self._new_layer)  # type: ignore[arg-type]  # any factory will do
         self.lengths = [0] * rows
         self.width = 0
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[RowContent]) -> KVCache:
+        """A cache whose rows have committed what `content` gave for others, copied."""
+        cache = cls(len(rows))
+        cache.lengths = [row[0][0].shape[1] for row in rows]
+        cache.width = max(cache.lengths)
+        for index in range(len(rows[0])):
+            layer = cache._new_layer()
+            layer.load([row[index] for row in rows], cache.width)
+            cache.library.layers.append(layer)
+        return cache
 
     @property
     def rows(self) -> int:
@@ -193,7 +218,7 @@ class KVCache:
         self.width = max(self.lengths, default=0)
         self.forget()
 
-    def content(self, row: int = 0) -> list[tuple[Tensor, Tensor]]:
+    def content(self, row: int = 0) -> RowContent:
         """Committed (keys, values) of one row for each layer, each [heads, length, head_dim]."""
         length = self.lengths[row]
         return [(layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in self._layers]

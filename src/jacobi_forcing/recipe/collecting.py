@@ -41,10 +41,12 @@ def collect_trajectories(
     backbone = Backbone(loaded.model)
     found = load_prompts(prompts, loaded.tokenizer, context_length=backbone.context_length)
 
+    passed: dict[str, int] = {}
+
     def tell(stage: str, done: int, total: int) -> None:
         # Both passes over a response count half, so that one bar runs from begin to end.
-        half = done / 2 if stage == "fixed points" else total / 2 + done / 2
-        reporter.progress(round(half), total, stage)
+        passed[stage] = done
+        reporter.progress(sum(passed.values()) // 2, total, stage)
 
     report = collect(
         backbone,

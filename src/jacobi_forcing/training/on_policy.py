@@ -28,6 +28,7 @@ class StateCounts:
     Attributes:
         forwards: Forward passes, those over prompts and responses included.
         sweeps: Sweeps of single blocks.
+        blocks: Blocks that were swept.
         drifted: Those of them in which the model, reading a right prefix, would have gone on otherwise than the
             response does: the model has moved away from the texts that it is trained on.
         seconds: Wall time.
@@ -35,6 +36,7 @@ class StateCounts:
 
     forwards: int = 0
     sweeps: int = 0
+    blocks: int = 0
     drifted: int = 0
     seconds: float = 0.0
 
@@ -80,6 +82,7 @@ def make_states(backbone: Backbone, batch: dict[str, Tensor]) -> tuple[dict[str,
             ids[place.row, slots] = torch.tensor(block.whole[pick], device=ids.device)
             ratios.append(of_block[pick])
             counts.sweeps += len(block.states) - 1
+            counts.blocks += len(block.states) > 1
             counts.drifted += block.drifted
     counts.seconds = time.perf_counter() - started
     return {**batch, "input_ids": ids, "noise_ratios": torch.tensor(ratios)}, counts

@@ -37,8 +37,8 @@ class JacobiForcingTrainer(Trainer):
 
     Beside `loss` it logs `consistency_loss`, `ar_loss` (loss = consistency_loss + ar_weight * ar_loss) and
     `noise_ratio`, the mean over the blocks trained on; each is a mean over the steps since the last log. With states on
-    policy also, per step and summed over processes, `state_forwards`, `state_seconds`, `block_sweeps` and
-    `drifted_sweeps`, see `StateCounts`.
+    policy also, per step and summed over processes, `state_forwards`, `state_seconds`, `block_sweeps`,
+    `swept_blocks` and `drifted_blocks`, see `StateCounts`.
 
     The losses are averaged over all blocks and target tokens of an accumulated batch, so four batches of one row and
     one batch of four rows give the same gradients, and so do two processes with two rows each. A run resumed from a
@@ -232,8 +232,9 @@ class JacobiForcingTrainer(Trainer):
         if log:
             self._add("state_forwards", torch.tensor(float(counts.forwards)))
             self._add("state_seconds", torch.tensor(counts.seconds))
-            self._add("drifted_sweeps", torch.tensor(float(counts.drifted)))
             self._add("block_sweeps", torch.tensor(float(counts.sweeps)))
+            self._add("swept_blocks", torch.tensor(float(counts.blocks)))
+            self._add("drifted_blocks", torch.tensor(float(counts.drifted)))
         return self._collate.with_items(made)
 
     def _add(self, name: str, value: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.blocks import split
+from jacobi_forcing.cache import RowContent
 from jacobi_forcing.config import CollectConfig
 from jacobi_forcing.errors import ConfigError, DataError, ModelError
 from jacobi_forcing.provenance import model_fingerprint
@@ -162,26 +163,26 @@ class _Collector:
     def shard(self, jobs: list[_Job]) -> tuple[list[Trajectory], dict[int, str]]:
         """The trajectories of one shard in order of sample, and why the missing ones are missing."""
         # Rows of similar length in a batch waste little on padding; the result is the same in any order.
-        with self.report.timed("fixed_point_seconds"):
-            for batch in self._batches(jobs, lambda job: len(job.prompt.ids)):
-                ids, limits = [job.prompt.ids for job in batch], [job.limit for job in batch]
-                for job, response in zip(
-                    batch, greedy_responses(self.backbone, ids, limits, self.eos_ids), strict=True
-                ):
-                    job.response, job.blocks = response, self._first_states(job.prompt, response)
-                self._tell("fixed points", len(batch))
-        with self.report.timed("trajectory_seconds"):
-            for batch in self._batches(jobs, lambda job: len(job.response)):
-                prompts, responses = [job.prompt.ids for job in batch], [job.response for job in batch]
-                blocks = [job.blocks for job in batch]
-                self.report.forwards += sweep_blocks(self.backbone, prompts, responses, blocks) if self.states else 0
-                self._tell("trajectories", len(batch))
+        ordered, size = sorted(jobs, key=lambda job: len(job.prompt.ids)), self.config.batch_size
+        for start in range(0, len(ordered), size):
+            self._batch(ordered[start : start + size])
         dropped = self._dropped(jobs)
         return [self._finished(job) for job in jobs if job.prompt.index not in dropped], dropped
 
-    def _batches(self, jobs: Sequence[_Job], length: Callable[[_Job], int]) -> Iterator[list[_Job]]:
-        ordered, size = sorted(jobs, key=length), self.config.batch_size
-        return (ordered[start : start + size] for start in range(0, len(ordered), size))
+    def _batch(self, jobs: Sequence[_Job]) -> None:
+        """Responses and states of some jobs."""
+        prompts, limits = [job.prompt.ids for job in jobs], [job.limit for job in jobs]
+        contents: list[RowContent] | None = [] if self.states else None
+        with self.report.timed("fixed_point_seconds"):
+            responses = greedy_responses(self.backbone, prompts, limits, self.eos_ids, contents)
+            for job, response in zip(jobs, responses, strict=True):
+                job.response, job.blocks = response, self._first_states(job.prompt, response)
+            self._tell("fixed points", len(jobs))
+        with self.report.timed("trajectory_seconds"):
+            if self.states:
+                blocks = [job.blocks for job in jobs]
+                self.report.forwards += sweep_blocks(self.backbone, prompts, responses, blocks, contents)
+            self._tell("trajectories", len(jobs))
 
     def _first_states(self, prompt: Prompt, response: list[int]) -> list[Block]:
         blocks = []
@@ -223,7 +224,7 @@ class _Collector:
         report.blocks += len(job.blocks)
         report.sweeps += sum(len(block.states) - 1 for block in job.blocks)
         report.near_ties += sum(block.gap > 0 for block in job.blocks)
-        report.spared += sum(block.width for block in job.blocks)
+        report.spared += sum(len(block.fixed_point) - block.right for block in job.blocks)
         states = [block.whole for block in job.blocks]
         return Trajectory(job.prompt.index, list(job.prompt.ids), job.response, finished, self.block_size, states)
 

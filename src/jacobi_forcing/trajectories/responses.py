@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from jacobi_forcing.backbone import Backbone
-from jacobi_forcing.cache import KVCache
+from jacobi_forcing.cache import KVCache, RowContent
 from jacobi_forcing.sweep import Line, Lines, sweep
 
 KEEP_ROWS = 0.75
@@ -26,7 +26,11 @@ KEEP_ROWS = 0.75
 
 
 def greedy_responses(
-    backbone: Backbone, prompts: Sequence[Sequence[int]], limits: Sequence[int], eos_ids: Sequence[int]
+    backbone: Backbone,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    eos_ids: Sequence[int],
+    contents: list[RowContent] | None = None,
 ) -> list[list[int]]:
     """The greedy response of each prompt.
 
@@ -35,12 +39,15 @@ def greedy_responses(
         prompts: Token ids, at least one each.
         limits: Most tokens of each response, at least 1; prompt and limit together fit the model's context.
         eos_ids: Ids that end a response. Empty: every response is as long as its limit.
+        contents: Is given the keys and values of each prompt and its response, the last token's excepted: they are at
+            hand when a row is done, and what is swept next stands on them.
 
     Returns:
         Token ids; the first end token is kept and nothing follows it.
     """
     cache = backbone.new_cache(len(prompts))
     responses: list[list[int]] = [[] for _ in prompts]
+    found: dict[int, RowContent] = {}
     live = list(range(len(prompts)))
     newest = _prefill(backbone, cache, prompts)
     rows, stretch = live, _Stretch(backbone, cache, limits)
@@ -49,12 +56,24 @@ def greedy_responses(
             if row in live:
                 responses[row].append(token)
         live = [row for row in live if len(responses[row]) < limits[row] and responses[row][-1] not in eos_ids]
-        if not live:
-            return responses
-        if len(live) <= KEEP_ROWS * len(rows):
+        if not live or len(live) <= KEEP_ROWS * len(rows):
+            if contents is not None:
+                stretch.commit()
+                for row in set(rows) - set(live):
+                    found[row] = _content(cache, rows.index(row), len(prompts[row]) + len(responses[row]) - 1)
+            if not live:
+                break
             newest = stretch.close([rows.index(row) for row in live], newest)
             rows, stretch = live, _Stretch(backbone, cache, [limits[row] - len(responses[row]) for row in live])
         newest = stretch.step(newest)
+    if contents is not None:
+        contents += [found[row] for row in range(len(prompts))]
+    return responses
+
+
+def _content(cache: KVCache, place: int, length: int) -> RowContent:
+    """What a row has committed, up to a length, in memory of its own."""
+    return [(keys[:, :length].clone(), values[:, :length].clone()) for keys, values in cache.content(place)]
 
 
 def _prefill(backbone: Backbone, cache: KVCache, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -95,9 +114,13 @@ class _Stretch:
         self.steps += 1
         return self.backbone.forward(tokens[:, None], here, mask, self.cache)[:, -1].argmax(dim=-1)
 
+    def commit(self) -> None:
+        """Commit what is pending; no step may follow."""
+        if self.cache.pending:
+            self.cache.commit([range(self.steps)] * self.cache.rows)
+
     def close(self, places: Sequence[int], tokens: Tensor) -> Tensor:
         """Commit what is pending, keep only the rows at `places`; returns their tokens."""
-        if self.steps:
-            self.cache.commit([range(self.steps)] * self.cache.rows)
+        self.commit()
         self.cache.select_rows(places)
         return tokens[torch.tensor(places, device=tokens.device)]
