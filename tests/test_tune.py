@@ -186,6 +186,16 @@ def test_the_verb_writes_a_result_a_drawing_and_the_models_settings(
     assert out.stats.rows[0].sweeps == expected.stats.rows[0].sweeps  # type: ignore[union-attr]  # as above
 
 
+def test_settings_of_an_adapter_are_written_beside_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    GatedAdapter.attach(load_tiny(place / "base").model, rank=2).save("adapter", "model")
+    before = Path("model/generation_config.json").read_text()
+    assert main([*CALL, "--adapter", "adapter", "--write", "-o", "out"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads(Path("adapter/custom_generate/decode.json").read_text()) == report["best"]["settings"]
+    assert Path("model/generation_config.json").read_text() == before
+    assert not Path("model/custom_generate").exists()
+
+
 def test_the_verb_goes_on_and_starts_anew_when_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CALL, "-o", "out", "--json"]) == 0
     first = capsys.readouterr().out

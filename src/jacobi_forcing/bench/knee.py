@@ -12,6 +12,8 @@ _LINES = 4
 """The draft and three candidates share the tokens of a sweep, as 64 x 4 = 256 do in the paper (section 4.1)."""
 _LEAST = 32
 """Below so many tokens all are given to the draft."""
+_FEWEST = 4
+"""Below so many there is no block worth the name."""
 _STEPS = 400  # bends that are tried
 
 
@@ -79,8 +81,10 @@ def recommended(tokens: int) -> list[dict[str, int | str]]:
 
     Returns:
         For `window` a block size; for `recycle` a block size and candidates that share the tokens, where there are
-        enough of them. Block sizes are powers of two.
+        enough of them. Block sizes are powers of two. Nothing where there are too few tokens for any block.
     """
+    if tokens < _FEWEST:
+        return []
     found: list[dict[str, int | str]] = [{"decoder": "window", "block_size": _power(tokens), "tokens": _power(tokens)}]
     if tokens >= _LEAST:
         size = _power(tokens // _LINES)

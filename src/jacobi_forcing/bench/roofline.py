@@ -30,11 +30,12 @@ _TRIES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the device does at best, measured.
+    """What the device did at best, measured.
 
     Attributes:
-        bytes_per_second: Rate at which a matrix of `working_set` bytes is read by a product with a vector.
-        flops_per_second: Rate of a product of two square matrices in the model's dtype.
+        bytes_per_second: Rate at which a matrix of `working_set` bytes was read, by a product with a vector or by a
+            sum, or at which a forward moved what it has to, whichever was fastest.
+        flops_per_second: Rate of a product of two square matrices in the model's dtype, or that of a forward.
         working_set: Bytes; as many as the model's weights, up to 1 GiB, so that a model that fits in a cache is held
             against that cache.
         width: Rows of the square matrices.
@@ -44,6 +45,14 @@ class Limits:
     flops_per_second: float
     working_set: int
     width: int
+
+    def raised(self, bytes_per_second: float, flops_per_second: float) -> Limits:
+        """With other measurements of the same device: at best is the best that was seen."""
+        return dataclasses.replace(
+            self,
+            bytes_per_second=max(self.bytes_per_second, bytes_per_second),
+            flops_per_second=max(self.flops_per_second, flops_per_second),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +141,7 @@ def measure_limits(device: torch.device, dtype: torch.dtype, working_set: int) -
     rows = max(1, size // (_COLUMNS * dtype.itemsize))
     matrix = torch.full((rows, _COLUMNS), 0.5, dtype=dtype, device=device)
     vector = torch.full((_COLUMNS,), 0.5, dtype=dtype, device=device)
-    read = _best(lambda: torch.mv(matrix, vector), device)
+    read = min(_best(lambda: torch.mv(matrix, vector), device), _best(matrix.sum, device))
     width = 256
     while True:
         square = torch.full((width, width), 0.5, dtype=dtype, device=device)

@@ -35,8 +35,9 @@ Figure = Annotated[Path | None, typer.Option(help="Draw them into this .png or .
 
 LEGEND = (
     "latency: median of a forward, quartiles beside it. cost(n)/cost(1): what a decoder's TPF has to exceed to pay. "
-    "bandwidth, arithmetic: share of what this device did at best, reading as many bytes as the model has and "
-    "multiplying square matrices. Where both are small neither limits: the time goes into what surrounds the products."
+    "bandwidth, arithmetic: share of what this device did at best, in reading as many bytes as the model has, in "
+    "multiplying square matrices, or in a forward. Where both are small neither limits: the time goes into what "
+    "surrounds the products."
 )
 NOISY = 0.5
 """Distance of quartiles over the median from which on a warning is given."""
@@ -143,6 +144,12 @@ def _sentences(report: Mapping[str, Any]) -> list[str]:
             f"the roofline turns at {ridge} tokens."
         )
     settings = "; ".join(_setting(setting) for setting in report["recommended"]["settings"])
+    if not settings:
+        said.append(
+            "no sweep of a useful size keeps within the knee: every parallel token costs here, and a decoder pays only "
+            "where its TPF exceeds cost(n)/cost(1). Whether one does: jforce tune."
+        )
+        return said
     said.append(
         f"settings with sweeps of at most {report['recommended']['tokens']} tokens: {settings}. "
         "Which is fastest depends on how many guesses are right: jforce tune."

@@ -50,7 +50,11 @@ CompareShort = Annotated[
     ),
 ]
 Write = Annotated[
-    bool, typer.Option("--write", help="Write the best setting into the generation config in the model's folder.")
+    bool,
+    typer.Option(
+        "--write",
+        help="Write the best setting into the generation config in the model's folder, or beside the adapter.",
+    ),
 ]
 Folder = Annotated[Path, typer.Option("--output", "-o", help="Folder of the result; a search that was killed goes on.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew, whatever the folder holds.")]
@@ -116,7 +120,7 @@ def tune(
         draw_tune(report, figure)
         note(f"figure: {figure}")
     if write:
-        _write(model, report["best"]["settings"])
+        _write(model, adapter, report["best"]["settings"])
     print_json(report)
 
 
@@ -141,7 +145,7 @@ def _check(given: Mapping[str, Any]) -> None:
     """What can be told before anything is loaded."""
     if given["compare_short"] and not given["full"]:
         raise ConfigError("--compare-short holds the short search against the full grid", remedy="add --full")
-    if given["write"] and not Path(given["model"]).expanduser().is_dir():
+    if given["write"] and given["adapter"] is None and not Path(given["model"]).expanduser().is_dir():
         raise ConfigError("--write needs a model in a folder", seen=given["model"], remedy="save the model first")
     if given["figure"] is not None:
         from jacobi_forcing.viz.canvas import check_figure
@@ -253,7 +257,14 @@ def _name(one: Mapping[str, Any]) -> str:
     return f"{one['decoder']} {told}".strip()
 
 
-def _write(folder: str, settings: Mapping[str, Any]) -> None:
+def _write(folder: str, adapter: str | None, settings: Mapping[str, Any]) -> None:
+    """Where `generate` looks where it is told no settings: an adapter keeps its own, its base stays as it is."""
+    if adapter is not None:
+        from jacobi_forcing import entry
+
+        entry.write_for_adapter(Path(adapter), dict(settings))
+        note(f"written into {Path(adapter) / entry.FOLDER / entry.DECODE}: decoding with the adapter goes by it")
+        return
     from jacobi_forcing.decode.saved import save_custom_generate
 
     place = Path(folder).expanduser()
