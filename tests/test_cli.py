@@ -23,7 +23,20 @@ from jacobi_forcing.config import DecodeConfig, RoundConfig
 from jacobi_forcing.schema import dataclasses_help
 from tiny_folder import save_prompts, save_tiny
 
-VERBS = ("generate", "collect", "train", "run", "bench", "eval", "profile", "tune", "quickstart")
+VERBS = (
+    "generate",
+    "collect",
+    "train",
+    "run",
+    "bench",
+    "eval",
+    "profile",
+    "tune",
+    "trace",
+    "report",
+    "compare",
+    "quickstart",
+)
 GENERATE_KEYS = {
     "text",
     "tokens",

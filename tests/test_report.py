@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from jacobi_forcing.cli import main
 from jacobi_forcing.errors import ArtefactError, MissingExtraError
-from jacobi_forcing.viz.card import card
 from jacobi_forcing.viz.gather import gather
 from jacobi_forcing.viz.parts import Table
 from jacobi_forcing.viz.payback import payback, verdict
@@ -175,7 +173,7 @@ def test_other_json_files_are_passed_over_and_damaged_results_are_not(place: Pat
         gather(tmp_path / "none")
 
 
-# The page and the card -----------------------------------------------------------------------------------------------
+# The page -----------------------------------------------------------------------------------------------
 
 
 class Elements(HTMLParser):
@@ -224,44 +222,6 @@ def test_hostile_names_stay_text(place: Path, tmp_path: Path) -> None:
     assert [name for name in after.names if name not in ("path", "g", "use", "defs", "clippath", "rect")] == [
         name for name in before if name not in ("path", "g", "use", "defs", "clippath", "rect")
     ]
-
-
-def test_a_card_begins_with_what_hubs_read_and_has_table_cost_and_provenance(place: Path) -> None:
-    found = gather(place)
-    text = card(found, build(found))
-    head = yaml.safe_load(text.split("---")[1])
-    assert head == {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "base_model": "owner/base",
-        "base_model_relation": "finetune",
-        "datasets": ["owner/prompts"],
-        "tags": ["jacobi-forcing", "parallel-decoding"],
-    }
-    for part in (
-        "| round 1 | window |",
-        "| break-even | 20,000 generated",
-        "command: `jforce run`",
-        "custom_generate=name",
-    ):
-        assert part in text
-    with pytest.raises(ArtefactError, match="needs the report"):
-        found.run = None
-        card(found, build(found))
-
-
-def test_a_card_of_an_adapter_says_that_the_text_is_the_bases(tmp_path: Path) -> None:
-    report = run(BASE, TRAINED)
-    report["recipe"] = {
-        **report["recipe"],
-        "mode": "adapter",
-        "model": {**report["recipe"]["model"], "name": "/x/my-base"},
-    }
-    found = gather(save_run(tmp_path / "run", report))
-    text = card(found, build(found))
-    assert yaml.safe_load(text.split("---")[1])["library_name"] == "peft"
-    assert "every token is the base's own" in text and "GatedAdapter.load" in text
-    assert "/x/" not in text
 
 
 def test_the_command_writes_both_and_names_what_is_missing(

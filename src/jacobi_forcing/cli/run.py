@@ -69,3 +69,4 @@ def run_quietly(
 def note_places(settings: RecipeConfig) -> None:
     """Say where a run has left its model and report."""
     note(f"Model: {Path(settings.output) / 'model'}   report: {Path(settings.output) / 'report.json'}")
+    note(f"As one page, with figures: jforce report {settings.output}")

@@ -25,10 +25,11 @@ model.generate(**inputs, custom_generate=name, trust_remote_code=True, max_new_t
 _ADAPTER = """from jacobi_forcing import DecodeConfig, GatedAdapter, generate
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-base = AutoModelForCausalLM.from_pretrained({base!r})
-GatedAdapter.load(base, "THIS-ADAPTER")  # the folder with adapter_model.safetensors
-inputs = AutoTokenizer.from_pretrained({base!r})(["…"], return_tensors="pt")
-base.generate(**inputs, custom_generate=generate, decode=DecodeConfig({decoder!r}, {size}), max_new_tokens=128)
+name, adapter = "{base}", "THIS-ADAPTER"  # the base, and the folder with adapter_model.safetensors
+model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+GatedAdapter.load(model, adapter)
+inputs = tokenizer(["…"], return_tensors="pt")
+model.generate(**inputs, custom_generate=generate, decode=DecodeConfig("window", {size}), max_new_tokens=128)
 """
 
 
@@ -115,9 +116,8 @@ def _use(run: Mapping[str, Any], adapted: bool) -> str:
     if not adapted:
         return _FULL
     recipe = run["recipe"]
-    size = recipe["rounds"][-1]["block_size"]
     name = recipe["model"]["name"]
-    return _ADAPTER.format(base=name if _on_hub(name) else PurePath(name).name, decoder="window", size=size)
+    return _ADAPTER.format(base=name if _on_hub(name) else "THE-BASE", size=recipe["rounds"][-1]["block_size"])
 
 
 def _without(adapted: bool) -> str:
