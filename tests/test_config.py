@@ -138,9 +138,9 @@ def test_a_wrong_value_deep_inside_is_named_with_its_place() -> None:
 
 
 def test_a_missing_key_says_what_it_holds() -> None:
-    message = refusal(RoundConfig, {"block_size": 16, "window_size": 8})
-    assert "'steps' is missing" in message
-    assert "optimiser steps" in message
+    message = refusal(RoundConfig, {"steps": 16, "window_size": 8})
+    assert "'block_size' is missing" in message
+    assert "tokens per block" in message
     assert "'model.name' is missing" in refusal(RecipeConfig, RECIPE | {"model": {}})
 
 

@@ -50,6 +50,7 @@ LAYERS = (
     "bench",
     "viz",
     "recipe",
+    "ablate",
     "serve",
     "cli",
     "__main__",

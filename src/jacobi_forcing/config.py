@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.schema import Config, option
 
 Decoder = Literal["ar", "jacobi", "window", "recycle", "multiblock"]
@@ -25,6 +26,8 @@ Misfits = Literal["error", "skip"]
 Attention = Literal["auto", "flex", "sdpa"]
 PeftMethod = Literal["none", "lora", "dora"]
 Quantization = Literal["none", "4bit"]
+ROUND_LENGTHS = ("steps", "train_tokens", "core_seconds")
+"""Settings of a round of which one says how long it trains."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +116,17 @@ class RoundConfig(Config):
     """One round: collect with the current model, then train."""
 
     block_size: int = option(help="n, tokens per block", at_least=1)
-    steps: int = option(help="optimiser steps", at_least=1)
+    steps: int | None = option(
+        None, help="optimiser steps; one of steps, train_tokens and core_seconds says how long", at_least=1
+    )
+    train_tokens: int | None = option(
+        None,
+        help="train about this many tokens: those of packed rows (prompt, noisy and clean), padding not",
+        at_least=1,
+    )
+    core_seconds: float | None = option(
+        None, help="end once the process has spent this, seconds x cores; jforce run counts the collecting too", above=0
+    )
     window_size: int = option(16, help="w of Eq. 7, blocks per noise cycle", at_least=1)
     learning_rate: float = option(1e-6, help="peak learning rate", above=0)
     batch_size: int = option(4, help="packed rows per step and device", at_least=1)
@@ -162,6 +175,17 @@ class RoundConfig(Config):
     fsdp: bool = option(False, help="FSDP2: several GPUs share weights, gradients and optimiser state (torchrun)")
     fsdp_config: str | None = option(None, help="JSON file of transformers' fsdp_config")
     deepspeed: str | None = option(None, help="JSON file of DeepSpeed, in place of fsdp")
+
+    def __post_init__(self) -> None:
+        """Also check that one setting, and not two, says how long the round trains."""
+        super().__post_init__()
+        given = [name for name in ROUND_LENGTHS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                "How long a round trains is said by one setting",
+                seen=" and ".join(given) or "none",
+                expected="one of " + ", ".join(ROUND_LENGTHS),
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,6 +40,8 @@ def _matches(value: Any, kind: Any) -> bool:
     if origin is tuple:
         inner = typing.get_args(kind)[0]
         return isinstance(value, tuple) and all(_matches(item, inner) for item in value)
+    if origin is dict:
+        return isinstance(value, dict)
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
@@ -53,6 +55,8 @@ def _describe(kind: Any) -> str:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_describe(arm) for arm in typing.get_args(kind))
+    if origin is dict:
+        return "a mapping"
     if origin is tuple:
         return f"a list of {_describe(typing.get_args(kind)[0])}"
     return {type(None): "null", str: "text", int: "a whole number", float: "a number", bool: "true or false"}.get(

@@ -11,6 +11,7 @@ import typer
 
 from jacobi_forcing import __version__
 from jacobi_forcing.cli import (
+    ablate,
     bench,
     collect,
     compare,
@@ -52,6 +53,7 @@ _VERBS = (
     train,
     plan,
     run,
+    ablate,
     bench,
     eval,
     profile,

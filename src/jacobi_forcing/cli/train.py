@@ -40,7 +40,9 @@ LinesPerResponse = Annotated[int, options.option(AdapterSettings, "lines_per_res
 def train(
     trajectories: Annotated[Path, typer.Option("--trajectories", "-t", help="Folder that jforce collect filled.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model, checkpoints and log.")],
-    steps: Annotated[int, options.option(RoundConfig, "steps")],
+    steps: Annotated[int | None, options.option(RoundConfig, "steps", show_default="none")] = None,
+    train_tokens: Annotated[int | None, options.option(RoundConfig, "train_tokens", show_default="none")] = None,
+    core_seconds: Annotated[float | None, options.option(RoundConfig, "core_seconds", show_default="none")] = None,
     model: options.Model = BUILTIN,
     mode: Annotated[str, options.option(RecipeConfig, "mode")] = RecipeConfig.mode,
     adapter: options.Adapter = ModelConfig.adapter,
@@ -93,8 +95,7 @@ def train(
     peft's is trained instead of all weights; the text may change, as it may with all of them. On several GPUs:
     torchrun --nproc-per-node 8 -m jacobi_forcing train …
     """
-    given = dict(locals())
-    result = _perform(given)
+    result = _perform(dict(locals()))
     print_result(result["model"], result, json=json)
 
 

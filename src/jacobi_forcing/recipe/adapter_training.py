@@ -75,7 +75,7 @@ def train_adapter(
         record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict(), adapter=adapter.to_dict())
         _save(trainer.adapter, model.name, folder / "model", DecodeConfig(block_size=settings.block_size), record)
         remove(checkpoints)
-    return log_result(log, settings)
+    return log_result(log, trainer.state.global_step)
 
 
 def _arguments(
@@ -86,7 +86,7 @@ def _arguments(
         output_dir=str(checkpoints),
         seed=seed,
         block_size=settings.block_size,
-        max_steps=settings.steps,
+        max_steps=settings.steps or -1,
         learning_rate=settings.learning_rate,
         per_device_train_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.gradient_accumulation_steps,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jacobi_forcing import provenance
 from jacobi_forcing.backbone import Backbone
-from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig
+from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig, RoundConfig
+from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.files import link_folder, read_json
 from jacobi_forcing.loading import load
 from jacobi_forcing.recipe.reporter import Reporter
+from jacobi_forcing.recipe.stages import Stage, perform
 from jacobi_forcing.schedule import NoiseSchedule
 from jacobi_forcing.trajectories.collect import collect
 from jacobi_forcing.trajectories.prompts import load_prompts
@@ -67,3 +72,54 @@ def collect_trajectories(
         sweeps += f" ({report.spared / (report.sweeps + report.spared):.0%} of them spared, at most)"
     what = f"{len(reader)} trajectories of n={block_size}{sweeps}" if states else f"{len(reader)} responses"
     return {**counts, "trajectories": len(reader), "summary": what}
+
+
+class _Part(Reporter):
+    """Passes on what happens within a stage, and not that a stage begins or ends."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.progress, self.note = reporter.progress, reporter.note  # type: ignore[method-assign]  # passed through
+
+
+def collect_once(
+    pool: Path, stage: Stage, collecting: Callable[..., dict[str, Any]], place: Path, reporter: Reporter
+) -> dict[str, Any]:
+    """Collect for several runs: the first does it, the others are given the same files.
+
+    Args:
+        pool: Folder that the runs share; a collection lies in it under the key of its stage.
+        stage: What is collected.
+        collecting: `collect_trajectories` but for `folder` and `reporter`.
+        place: Where this run expects its trajectories.
+        reporter: Told about progress.
+
+    Returns:
+        The result of the collecting, its seconds too, whoever did it.
+    """
+    folder = pool / stage.key[:16]
+    part = _Part(reporter)
+    result = perform(folder, stage, lambda: collecting(folder=folder / "trajectories", reporter=part), part)
+    link_folder(folder / "trajectories", place)
+    return result
+
+
+def less_collecting(settings: RoundConfig, marker: Path) -> RoundConfig:
+    """A round with a budget of core-seconds less those that its collecting took; any other round as it is.
+
+    Args:
+        settings: The round.
+        marker: Of its collecting.
+
+    Raises:
+        ConfigError: Nothing is left.
+    """
+    if settings.core_seconds is None:
+        return settings
+    taken = read_json(marker)["result"]["core_seconds"]
+    if taken >= settings.core_seconds:
+        raise ConfigError(
+            "Collecting took all core-seconds of the round",
+            seen=f"{taken} of {settings.core_seconds}",
+            remedy="raise core_seconds, or collect fewer prompts (prompts_limit)",
+        )
+    return dataclasses.replace(settings, core_seconds=settings.core_seconds - taken)

@@ -30,7 +30,7 @@ from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError
 from jacobi_forcing.files import link_folder, read_json, remove, write_json, write_text
 from jacobi_forcing.formats import stamped
 from jacobi_forcing.peft_models import needs_peft
-from jacobi_forcing.recipe.collecting import collect_trajectories
+from jacobi_forcing.recipe.collecting import collect_once, collect_trajectories, less_collecting
 from jacobi_forcing.recipe.measuring import measure_model
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.settings import round_noise, round_prompts, sweeps_blocks
@@ -41,7 +41,12 @@ _OWN = ("recipe.yaml", "stages", "model", "report.json", "table.md")
 
 
 def run_recipe(
-    recipe: RecipeConfig, *, fresh: bool = False, redo: str | None = None, reporter: Reporter | None = None
+    recipe: RecipeConfig,
+    *,
+    fresh: bool = False,
+    redo: str | None = None,
+    reporter: Reporter | None = None,
+    pool: Path | None = None,
 ) -> dict[str, Any]:
     """Run every stage that is not done yet, then write model, report and table.
 
@@ -52,6 +57,7 @@ def run_recipe(
         fresh: Throw away what an earlier run left in the folder.
         redo: Name of a stage to do anew, with all that follows; what comes before it is kept.
         reporter: Told about progress.
+        pool: Folder that several runs share: what they all collect from the base model is collected there, once.
 
     Returns:
         The report as it stands in `report.json`.
@@ -74,7 +80,7 @@ def run_recipe(
         for stage in stages:
             if processes.is_main():
                 _check_artefacts(folder, stage, SETTINGS if leaves_adapter(recipe) else "config.json", reporter)
-            work = functools.partial(_work, recipe, folder, stage, reporter)
+            work = functools.partial(_work, recipe, folder, stage, reporter, pool)
             perform(folder, stage, work, reporter, seed=recipe.seed)
         return processes.from_main(_finish(recipe, folder, stages) if processes.is_main() else {})
 
@@ -120,7 +126,7 @@ def adapter_trainer() -> Callable[..., dict[str, Any]]:
     return train_adapter
 
 
-def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter) -> dict[str, Any]:
+def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter, pool: Path | None) -> dict[str, Any]:
     """Do one stage."""
     if stage.kind == "evaluate":
         assert recipe.evaluation is not None
@@ -131,17 +137,18 @@ def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter) 
     model, apart = _model(recipe, folder, stage.round - 1), recipe.mode == "adapter"
     settings, place = recipe.rounds[stage.round - 1], folder / f"round-{stage.round}"
     if stage.kind == "collect":
-        prompts = round_prompts(recipe, stage.round - 1)
-        return collect_trajectories(
+        collecting = functools.partial(
+            collect_trajectories,
             recipe.model if apart else model,
-            prompts,
+            round_prompts(recipe, stage.round - 1),
             recipe.collect,
             block_size=settings.block_size,
-            folder=place / "trajectories",
-            reporter=reporter,
             states=sweeps_blocks(recipe.mode, settings),
             needed=round_noise(settings),
         )
+        if pool is not None and "after" not in stage.inputs:
+            return collect_once(pool, stage, collecting, place / "trajectories", reporter)
+        return collecting(folder=place / "trajectories", reporter=reporter)
     if apart:
         return adapter_trainer()(
             model,
@@ -156,7 +163,7 @@ def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter) 
     return trainer()(
         model,
         place / "trajectories",
-        settings,
+        less_collecting(settings, folder / "stages" / f"collect-{stage.round}.json"),
         place,
         seed=recipe.seed,
         reporter=reporter,

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel the recipes lie in the package, in a checkout at its top.
-_SHIPPED = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
+SHIPPED = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 
 
 def find_recipe(name: str | Path) -> Path:
@@ -44,10 +44,10 @@ def find_recipe(name: str | Path) -> Path:
         return path
     file = path.name if path.suffix in (".yaml", ".yml") else path.name + ".yaml"
     if path.parent in (Path(), Path("recipes")):
-        for folder in _SHIPPED:
+        for folder in SHIPPED:
             if (folder / file).is_file():
                 return folder / file
-    shipped = sorted({found.stem for folder in _SHIPPED for found in folder.glob("*.yaml")})
+    shipped = sorted({found.stem for folder in SHIPPED for found in folder.glob("*.yaml")})
     raise ConfigError(f"There is no recipe '{name}'", expected="a path, or one of " + ", ".join(shipped))
 
 
@@ -65,6 +65,23 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = (), output: str | P
     Raises:
         ConfigError: The file cannot be read, a key is unknown, or a value is wrong.
     """
+    values = read_recipe(name)
+    for override in overrides:
+        override_value(values, override)
+    if output is not None:
+        values["output"] = str(output)
+    return recipe_of(values)
+
+
+def read_recipe(name: str | Path) -> dict[str, Any]:
+    """What stands in a recipe file, unchecked.
+
+    Args:
+        name: See `find_recipe`.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no mapping.
+    """
     path = find_recipe(name)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -74,10 +91,15 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = (), output: str | P
         raise ConfigError(f"'{path}' is not valid YAML", seen=" ".join(str(error).split())) from error
     if not isinstance(values, dict):
         raise ConfigError(f"'{path}' holds no recipe", seen=type(values).__name__, expected="key: value lines")
-    for override in overrides:
-        _override(values, override)
-    if output is not None:
-        values["output"] = str(output)
+    return values
+
+
+def recipe_of(values: dict[str, Any]) -> RecipeConfig:
+    """Settings from what stands in a recipe; see `load_recipe`.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is wrong.
+    """
     _inherit_prompts(values)
     recipe = RecipeConfig.from_dict(values)
     _check(recipe)
@@ -210,6 +232,8 @@ def check_mode(mode: str, rounds: Sequence[RoundConfig], adapter: AdapterSetting
             raise ConfigError("'adapter' is set and 'mode' is full", remedy="set mode: adapter, or remove it")
         return
     defaults = {field.name: field.default for field in dataclasses.fields(RoundConfig)}
+    if any(settings.steps is None for settings in rounds):
+        raise ConfigError("'steps' is missing", remedy="with mode: adapter a round is as long as its steps")
     for index, settings in enumerate(rounds):
         if settings.learning_rate <= RoundConfig.learning_rate:
             logger.warning(
@@ -224,16 +248,31 @@ def check_mode(mode: str, rounds: Sequence[RoundConfig], adapter: AdapterSetting
                 )
 
 
-def _override(values: dict[str, Any], override: str) -> None:
-    """Apply one `key.path=value` in place; whether the key exists is checked when the settings are built."""
+def override_value(values: dict[str, Any], override: str) -> None:
+    """Apply one `key.path=value` in place; whether the key exists is checked when the settings are built.
+
+    Raises:
+        ConfigError: It cannot be read, or leads nowhere.
+    """
     path, equals, text = override.partition("=")
-    keys = [key for key in re.split(r"[.\[\]]+", path.strip()) if key]
-    if not equals or not keys:
+    if not equals or not path.strip():
         raise ConfigError("An override cannot be read", seen=override, expected="key.path=value")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"The value of '{path}' is not YAML", seen=text) from error
+    assign(values, path, value)
+
+
+def assign(values: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value in its place, given as `rounds.0.steps` or `rounds[0].steps`.
+
+    Raises:
+        ConfigError: There is no such place.
+    """
+    keys = [key for key in re.split(r"[.\[\]]+", path.strip()) if key]
+    if not keys:
+        raise ConfigError("A key is empty", seen=repr(path), expected="key.path")
     place: Any = values
     for key in keys[:-1]:
         if isinstance(place, dict):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jacobi_forcing.recipe.probe import Probe
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.settings import round_noise
 from jacobi_forcing.training import JacobiForcingConfig, JacobiForcingTrainer, last_checkpoint
+from jacobi_forcing.training.budget import Meter
 from jacobi_forcing.trajectories.needed import check_states
 from jacobi_forcing.trajectories.store import TrajectoryReader
 
@@ -60,7 +62,7 @@ def train_model(
         peft: Trains an adapter of peft's instead of all weights, where it names a method.
 
     Returns:
-        Last logged losses, rows, steps, and a `summary`.
+        Last logged losses, steps, `train_tokens` and `core_seconds` as `budget.Meter` counts them, and a `summary`.
 
     Raises:
         JForceError: See `load` and `JacobiForcingTrainer`.
@@ -71,7 +73,7 @@ def train_model(
     # Where the weights are to be shared out, no GPU need hold them all.
     source = dataclasses.replace(model, device="cpu") if sharded else model
     loaded, adapted = begin(source, few, seed)
-    checkpoints, log = folder / "checkpoints", TrainLog(folder / "log.jsonl", reporter)
+    checkpoints, log = folder / "checkpoints", TrainLog(folder / "log.jsonl", reporter, settings.core_seconds)
     callbacks: list[TrainerCallback] = [log]
     if evaluation is not None and evaluation.probe_steps is not None:
         callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
@@ -92,7 +94,7 @@ def train_model(
         if whole is not None:
             _save(whole, model, folder / "model", DecodeConfig(block_size=settings.block_size), record)
         remove(checkpoints)
-    return log_result(log, settings)
+    return log_result(log, trainer.state.global_step, trainer.meter)
 
 
 def _gathered(trainer: Trainer, source: ModelConfig, few: PeftSettings | None, seed: int) -> Any:
@@ -155,8 +157,8 @@ def _save(loaded: Loaded, model: ModelConfig, folder: Path, decode: DecodeConfig
         write_json(temporary / "provenance.json", record)
 
 
-def log_result(log: TrainLog, settings: RoundConfig) -> dict[str, Any]:
-    """Steps, the last logged figures, and a `summary` of them."""
+def log_result(log: TrainLog, steps: int, meter: Meter | None = None) -> dict[str, Any]:
+    """Steps, the last logged figures, what training took where it was counted, and a `summary`."""
     losses = [entry for entry in log.entries if "loss" in entry]
     last = losses[-1] if losses else {}
     parts = ", ".join(
@@ -169,22 +171,30 @@ def log_result(log: TrainLog, settings: RoundConfig) -> dict[str, Any]:
         if key in last
     )
     return {
-        "steps": settings.steps,
+        "steps": steps,
         "last_log": last,
-        "summary": f"{settings.steps} steps" + (f", at last {parts}" if parts else ""),
+        **({"train_tokens": meter.tokens, "core_seconds": round(meter.spent, 2)} if meter is not None else {}),
+        "summary": f"{steps} steps" + (f", at last {parts}" if parts else ""),
     }
 
 
 class TrainLog(TrainerCallback):
-    """Keeps the trainer's log as JSON lines, and tells every step."""
+    """Keeps the trainer's log as JSON lines, and tells every step.
 
-    def __init__(self, file: Path, reporter: Reporter) -> None:
-        self.file, self.reporter = file, reporter
+    Args:
+        file: The JSON lines.
+        reporter: Told.
+        core_seconds: Where these and not a number of steps end the run.
+    """
+
+    def __init__(self, file: Path, reporter: Reporter, core_seconds: float | None = None) -> None:
+        self.file, self.reporter, self.core_seconds = file, reporter, core_seconds
         self.entries: list[dict[str, Any]] = []
-        self._detail = ""
+        self._detail, self._started = "", 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start from what the checkpoint knows, so that a resumed run leaves no gap and no line twice."""
+        self._started = time.process_time()
         self.entries = [dict(entry) for entry in state.log_history]
         self._save()
 
@@ -197,7 +207,12 @@ class TrainLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell."""
-        self.reporter.progress(state.global_step, state.max_steps, self._detail)
+        if self.core_seconds is None:
+            self.reporter.progress(state.global_step, state.max_steps, self._detail)
+        else:
+            spent = time.process_time() - self._started
+            detail = f"core-seconds, step {state.global_step}, {self._detail}"
+            self.reporter.progress(round(spent), round(self.core_seconds), detail)
 
     def _save(self) -> None:
         if processes.is_main():

@@ -20,6 +20,7 @@ from jacobi_forcing.config import (
     States,
 )
 from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.training.budget import check_lengths
 from jacobi_forcing.training.common import UNSUPPORTED, check_settings
 from jacobi_forcing.training.sharing import check_sharding
 
@@ -77,6 +78,9 @@ class JacobiForcingConfig(TrainingArguments):
         attention: "flex": FlexAttention with a `BlockMask`, rows padded to one of three lengths; "sdpa": an additive
             mask; "auto": flex on a CUDA device for a model that can run it, sdpa elsewhere.
         misfits: What to do about a sample that does not fit in a row: "error" or "skip".
+        train_tokens: Replaces `max_steps` by as many steps as take this many tokens, see `budget.steps_for`.
+        core_seconds: Replaces `max_steps` by this much time of the process, over which the learning rate is paced too.
+            Such a run does not end with the same weights twice.
 
     Raises:
         ConfigError: A setting is out of range, or one of the parent's is not supported.
@@ -109,6 +113,8 @@ class JacobiForcingConfig(TrainingArguments):
     logits_chunk_size: int = field(default=512, metadata={"help": "Loss positions whose logits exist at a time."})
     attention: str = field(default="auto", metadata={"help": "Kernel and form of the mask: auto, flex, sdpa."})
     misfits: str = field(default="error", metadata={"help": "A sample that does not fit in a row: error or skip."})
+    train_tokens: int | None = field(default=None, metadata={"help": "Training tokens instead of max_steps."})
+    core_seconds: float | None = field(default=None, metadata={"help": "Core-seconds instead of max_steps."})
 
     def __post_init__(self) -> None:
         """Check what this package adds, then let the library do its own."""
@@ -116,6 +122,7 @@ class JacobiForcingConfig(TrainingArguments):
         check_sharding(self)
         if self.temperature <= 0:
             raise ConfigError("'temperature' is too small", seen=self.temperature, expected="more than 0")
+        check_lengths(self.max_steps, self.train_tokens, self.core_seconds)
         super().__post_init__()
 
     @classmethod
@@ -138,7 +145,9 @@ class JacobiForcingConfig(TrainingArguments):
             "seed": seed,
             "block_size": settings.block_size,
             "window_size": settings.window_size,
-            "max_steps": settings.steps,
+            "max_steps": -1 if settings.steps is None else settings.steps,
+            "train_tokens": settings.train_tokens,
+            "core_seconds": settings.core_seconds,
             "learning_rate": settings.learning_rate,
             "per_device_train_batch_size": settings.batch_size,
             "gradient_accumulation_steps": settings.gradient_accumulation_steps,

@@ -20,6 +20,7 @@ from jacobi_forcing.packing import PackedRows
 from jacobi_forcing.peft_models import plain
 from jacobi_forcing.tags import Tags
 from jacobi_forcing.training.attention import takes_flex
+from jacobi_forcing.training.budget import Meter, endless, paced_scheduler, steps_for
 from jacobi_forcing.training.collator import Collator
 from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
 from jacobi_forcing.training.config import JacobiForcingConfig
@@ -38,7 +39,7 @@ class JacobiForcingTrainer(Trainer):
     Beside `loss` it logs `consistency_loss`, `ar_loss` (loss = consistency_loss + ar_weight * ar_loss) and
     `noise_ratio`, the mean over the blocks trained on; each is a mean over the steps since the last log. With states on
     policy also, per step and summed over processes, `state_forwards`, `state_seconds`, `block_sweeps`,
-    `swept_blocks` and `drifted_blocks`, see `StateCounts`.
+    `swept_blocks` and `drifted_blocks`, see `StateCounts`. `meter` counts tokens and core-seconds.
 
     The losses are averaged over all blocks and target tokens of an accumulated batch, so four batches of one row and
     one batch of four rows give the same gradients, and so do two processes with two rows each. A run resumed from a
@@ -89,6 +90,11 @@ class JacobiForcingTrainer(Trainer):
             bucket_lengths(longest) if self.flex else (),
             args.per_device_train_batch_size if self.flex else 0,
         )
+        if args.train_tokens is not None:
+            batch = args.train_batch_size * args.world_size
+            args.max_steps = steps_for(args.train_tokens, rows.lengths, batch, args.gradient_accumulation_steps)
+        elif args.core_seconds is not None:
+            args.max_steps = endless(args.world_size)
         super().__init__(
             model=model,
             args=args,
@@ -98,6 +104,8 @@ class JacobiForcingTrainer(Trainer):
             **kwargs,
         )
         self.add_callback(EpochSetter(self.train_dataset))
+        self.meter = Meter(args.core_seconds)
+        self.add_callback(self.meter)
         self.backbone.verify_head()
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
@@ -143,6 +151,14 @@ class JacobiForcingTrainer(Trainer):
             betas = (args.adam_beta1, args.adam_beta2)
             self.optimizer = MuonWithAdamW(self.backbone.model, args.learning_rate, betas, args.weight_decay)
         return self.optimizer if self.optimizer is not None else super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """The learning-rate schedule, over steps or over core-seconds. Called by the library."""
+        if self.lr_scheduler is None and self.meter.budget is not None:
+            optimizer = optimizer or self.optimizer
+            assert optimizer is not None
+            self.lr_scheduler = paced_scheduler(optimizer, self.settings, lambda: self.meter.share)
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def losses(self, inputs: dict[str, Tensor], blocks: int | None = None, targets: int | None = None) -> Losses:
         """The losses of one batch.
@@ -217,9 +233,11 @@ class JacobiForcingTrainer(Trainer):
         self._steps += 1
         ratios = torch.cat([batch["noise_ratios"] for batch in batches]).double()
         counts = [sum(int(batch[name]) for batch in batches) for name in ("blocks", "targets")]
-        own = torch.tensor([*counts, len(ratios)], dtype=torch.long)
+        tokens = sum(int((Tags.of(batch["tags"]).sample >= 0).sum()) for batch in batches)
+        own = torch.tensor([*counts, len(ratios), tokens], dtype=torch.long)
         # Kept on the CPU, where they are read.
-        blocks, targets, states = summed(own, self.accelerator).tolist()
+        blocks, targets, states, tokens = summed(own, self.accelerator).tolist()
+        self.meter.count(tokens)
         self._add("noise_ratio", ratios.sum() / states)
         return batches, torch.tensor([blocks, targets])
 

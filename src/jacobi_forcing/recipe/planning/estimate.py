@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from jacobi_forcing import provenance
-from jacobi_forcing.config import RecipeConfig
+from jacobi_forcing.config import RecipeConfig, RoundConfig
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.formats import stamped
 from jacobi_forcing.recipe.planning.arithmetic import Hardware, computed_costs
-from jacobi_forcing.recipe.planning.costs import Costs
+from jacobi_forcing.recipe.planning.costs import Costs, TrainCost
 from jacobi_forcing.recipe.reporter import Reporter
 
 TPF = 3.0
@@ -93,11 +93,12 @@ def _stages(recipe: RecipeConfig, costs: Costs) -> Iterator[dict[str, Any]]:
             f"{collect.responses} responses × {collect.tokens_per_response:.0f} tokens, "
             f"{collect.seconds_per_response:.3g} s each",
         )
-        saves = settings.steps // settings.save_steps
+        steps = _steps(settings, train)
+        saves = steps // settings.save_steps
         probes = 0
         if evaluation is not None and evaluation.probe_steps is not None:
-            probes = (1 + math.ceil(settings.steps / evaluation.probe_steps)) * evaluation.probe_prompts
-        seconds = train.fixed_seconds + settings.steps * train.seconds_per_step
+            probes = (1 + math.ceil(steps / evaluation.probe_steps)) * evaluation.probe_prompts
+        seconds = train.fixed_seconds + steps * train.seconds_per_step
         seconds += saves * train.checkpoint_seconds + probes * costs.measure.seconds_per_answer
         tokens = f" of {train.tokens_per_step:.0f} tokens" if train.tokens_per_step else ""
         yield _row(
@@ -106,11 +107,20 @@ def _stages(recipe: RecipeConfig, costs: Costs) -> Iterator[dict[str, Any]]:
             train.memory,
             train.model_bytes,
             train.model_bytes + CHECKPOINTS * train.checkpoint_bytes,
-            f"{settings.steps} steps{tokens}, {train.seconds_per_step:.3g} s each",
+            f"{steps} steps{tokens}, {train.seconds_per_step:.3g} s each",
         )
         last = number == len(recipe.rounds)
         if evaluation is not None and (last or evaluation.every_round):
             yield _measuring(recipe, costs, f"evaluate-{number}")
+
+
+def _steps(settings: RoundConfig, cost: TrainCost) -> int:
+    """Steps of a round, foreseen where it has another kind of budget; collecting is taken to cost nothing then."""
+    if settings.train_tokens is not None:
+        return max(1, round(settings.train_tokens / (cost.tokens_per_step or 1)))
+    if settings.core_seconds is not None:
+        return max(1, round(settings.core_seconds / cost.seconds_per_step))
+    return settings.steps or 1
 
 
 def _measuring(recipe: RecipeConfig, costs: Costs, name: str) -> dict[str, Any]:

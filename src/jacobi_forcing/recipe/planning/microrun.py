@@ -145,7 +145,9 @@ class MicroRun:
         stage = f"train-{index + 1}"
         self.reporter.begin(stage, f"Measure training, round {index + 1}")
         recipe = self.recipe
-        settings = dataclasses.replace(recipe.rounds[index], steps=STEPS, save_steps=STEPS)
+        settings = dataclasses.replace(
+            recipe.rounds[index], steps=STEPS, train_tokens=None, core_seconds=None, save_steps=STEPS
+        )
         clock = _Clock()
         with Peak(recipe.model.device) as peak:
             begun = time.perf_counter()
