@@ -104,8 +104,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_a_wheel_carries_all_that_the_checkout_offers_a_user(wheel: zipfile.ZipFile) -> None:
     carried = set(wheel.namelist())
-    recipes = {f"jacobi_forcing/recipes/{file.name}" for file in (ROOT / "recipes").glob("*.yaml")}
-    assert "jacobi_forcing/recipes/quickstart.yaml" in recipes
+    files = [file.relative_to(ROOT).as_posix() for file in (ROOT / "recipes").rglob("*.yaml")]
+    recipes = {f"jacobi_forcing/{file}" for file in files}
+    assert recipes >= {"jacobi_forcing/recipes/quickstart.yaml", "jacobi_forcing/recipes/ablations/masks.yaml"}
     source = {
         file.relative_to(ROOT / "src").as_posix()
         for file in (ROOT / "src" / "jacobi_forcing").rglob("*")
