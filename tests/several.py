@@ -106,6 +106,7 @@ def main(folder: Path) -> None:
         "full": outcome(full(folder / "full", 2, **steps)),
         "resumed": outcome(full(folder / "again", 2, resume=str(folder / "full" / "checkpoint-3"))),
         "accumulated": outcome(full(folder / "accumulated", 1, gradient_accumulation_steps=2)),
+        "on_policy": outcome(full(folder / "on_policy", 2, states="on_policy")),
         "adapter": outcome(adapter(folder / "adapter", 2)),
         "sharded": sharded_gradients(folder / "sharded"),
     }

@@ -40,14 +40,23 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert len(ours["log"]) == len(theirs["log"]) == 5
     for one, other in zip(ours["log"], theirs["log"], strict=True):
         assert one.keys() == other.keys()
-        for name in one.keys() & {"loss", "consistency_loss", "ar_loss", "noise_ratio", "grad_norm"}:
+        for name in one.keys() & {
+            "loss",
+            "consistency_loss",
+            "ar_loss",
+            "noise_ratio",
+            "grad_norm",
+            "block_sweeps",
+            "drifted_blocks",
+        }:
             assert one[name] == pytest.approx(other[name], rel=1e-4), name
         assert one.get("tokens_per_forward") == other.get("tokens_per_forward")
 
 
-@pytest.mark.parametrize("case", ["full", "accumulated", "adapter"])
+@pytest.mark.parametrize("case", ["full", "accumulated", "on_policy", "adapter"])
 def test_two_processes_train_as_one_with_twice_the_batch(case: str, found: dict[str, Any], tmp_path: Path) -> None:
-    trainer = several.adapter(tmp_path, 4) if case == "adapter" else several.full(tmp_path, 4)
+    changes = {"states": "on_policy"} if case == "on_policy" else {}
+    trainer = several.adapter(tmp_path, 4) if case == "adapter" else several.full(tmp_path, 4, **changes)
     # Odd: the last batch of an epoch is not full, and in mode full one process gets none of its rows.
     assert len(trainer.train_dataset) % 4 == (3 if case == "adapter" else 1)
     assert_same(found[case], several.outcome(trainer))
