@@ -23,7 +23,7 @@ from jacobi_forcing.recipe import Reporter
 from jacobi_forcing.trajectories.store import TrajectoryReader
 from tiny_folder import save_prompts, save_tiny
 
-SHIPPED = ("schedules", "masks", "rounds", "cllm")
+SHIPPED = ("schedules", "masks", "rounds", "cllm", "states")
 RECIPE: dict[str, Any] = {
     "model": {"name": "model", "device": "cpu"},
     "prompts": {"source": "prompts.jsonl", "field": "question", "limit": 6},
@@ -190,11 +190,10 @@ def test_a_wrong_grid_is_refused_before_anything_runs(place: Path, changes: dict
 def test_the_shipped_grids_hold_together() -> None:
     for name in SHIPPED:
         grid, recipe = load_grid(name)
-        assert len(grid.seeds) == 3 and grid.train_tokens
         made = grid.recipes(recipe, 1)
-        assert {sum(settings.train_tokens or 0 for settings in one.rounds) for one in made.values()} == {
-            grid.train_tokens
-        }
+        kind = "core_seconds" if name == "states" else "train_tokens"
+        budgets = {sum(getattr(settings, kind) for settings in one.rounds) for one in made.values()}
+        assert len(grid.seeds) == 3 and budgets == {getattr(grid, kind)}
         assert len({str({**one.to_dict(), "output": None}) for one in made.values()}) == len(made)
     with pytest.raises(ConfigError, match=", ".join(sorted(SHIPPED))):
         load_grid("nothing")
