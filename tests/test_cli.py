@@ -325,7 +325,7 @@ def test_quickstart_ends_with_a_sample_and_the_next_commands(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_recipe(place, "quick")
-    monkeypatch.setattr("jacobi_forcing.recipe.settings._SHIPPED", (place,))
+    monkeypatch.setattr("jacobi_forcing.recipe.settings.SHIPPED", (place,))
     (place / "recipe.yaml").rename(place / "quickstart.yaml")
     recipe = yaml.safe_load((place / "quickstart.yaml").read_text())
     recipe |= {"mode": "adapter", "adapter": {"rank": 2, "lines_per_response": 2}, "output": "quick-adapter"}
