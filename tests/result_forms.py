@@ -189,3 +189,24 @@ def profile(**changes: Any) -> Form:
     values |= {"work": dict.fromkeys(names, 1), "contexts": [context]}
     values["recommended"] = {"tokens": 8, "settings": [{"decoder": "window", "block_size": 8, "tokens": 8}]}
     return stamped("profile", {**values, "provenance": MADE, **changes})
+
+
+def ablation() -> Form:
+    """A file of `jforce ablate`: two variants, the first with two seeds."""
+
+    def figure(*values: float) -> Form:
+        mean = sum(values) / len(values)
+        spread = None if len(values) == 1 else abs(values[0] - values[1]) / 2**0.5
+        return {"mean": mean, "sd": spread, "low": min(values), "high": max(values), "values": list(values)}
+
+    def variant(name: str, *tpf: float) -> Form:
+        seeds = list(range(len(tpf)))
+        took = {key: figure(*[100.0] * len(tpf)) for key in ("steps", "train_tokens", "train_core_seconds")}
+        shares = {"solve_rate": figure(*[0.9] * len(tpf)), "repetition_rate": figure(*[0.0] * len(tpf))}
+        rates = {"variant": name, "seeds": seeds, "tokens_per_forward": {"window n=16": figure(*tpf)}}
+        return {**rates, "exact": 4, "of": 4, **shares, **took, "collect_core_seconds": None}
+
+    counted = {"decoders": {"window n=16": {"tokens_per_forward": 1.1, "exact": 2, "of": 2}}, "quality": quality()}
+    runs = [{"variant": "a", "seed": 0, **counted}]
+    values = {"base": counted, "variants": [variant("a", 2.0, 3.0), variant("b", 2.5)], "runs": runs, "unfinished": 1}
+    return stamped("ablation", {**values, "grid": {}, "recipe": {}, "provenance": MADE})

@@ -21,6 +21,7 @@ from jacobi_forcing.cli.app import main
 from jacobi_forcing.errors import ArtefactError, ConfigError
 from jacobi_forcing.recipe import Reporter
 from jacobi_forcing.trajectories.store import TrajectoryReader
+from result_schemas import assert_valid
 from tiny_folder import save_prompts, save_tiny
 
 SHIPPED = ("schedules", "masks", "rounds", "cllm", "states")
@@ -90,6 +91,7 @@ def test_every_variant_is_run_with_every_seed_the_first_seed_first(place: Path) 
     expected = [(name, seed) for seed in (0, 3) for name in GRID["variants"]]
     assert [(run["variant"], run["seed"]) for run in report["runs"]] == expected
     assert report["unfinished"] == 0
+    assert_valid(report, "ablation")
 
 
 def test_variants_take_the_same_training_tokens_and_say_how_many(place: Path) -> None:

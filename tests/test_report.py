@@ -16,7 +16,7 @@ from jacobi_forcing.viz.parts import Table
 from jacobi_forcing.viz.payback import payback, verdict
 from jacobi_forcing.viz.report_page import page
 from jacobi_forcing.viz.sections import build
-from result_forms import bench, decoder, evaluation, model, profile, run, save_run
+from result_forms import ablation, bench, decoder, evaluation, model, profile, run, save_run
 from result_schemas import assert_valid
 
 BASE = model("base", decoder("window", 16, tpf=1.1, tps=60.0, cost=1.8))
@@ -129,6 +129,15 @@ def test_evaluations_and_profiles_have_parts_with_intervals_and_units(place: Pat
     assert "up to: 8 tokens at context 64. Settings that fit: window n=8 (8 tokens a forward)." in device.blocks[0].text
     assert [figure.key for figure in device.blocks[1:]] == [("context 64",)] * 2
     assert not any("not graded" in text or "not profiled" in text for text in build(found).missing)
+
+
+def test_ablations_have_means_and_spreads(place: Path) -> None:
+    assert_valid(ablation(), "ablation")
+    (place / "ablation.json").write_text(json.dumps(ablation()))
+    text, table = section(place, "Ablations").blocks
+    assert "Runs still to be made: 1." in text.text
+    assert table.rows[0] == ("a", "2", "2.50 ± 0.71", "90.00 ± 0.00 %", "0.00 ± 0.00 %", "4/4", "100")
+    assert table.rows[1][2] == "2.50"
 
 
 def test_latencies_of_requests_have_a_figure_and_a_table(place: Path) -> None:

@@ -21,11 +21,11 @@ from jacobi_forcing.ablate.table import markdown, summarise
 from jacobi_forcing.config import RecipeConfig
 from jacobi_forcing.errors import ArtefactError, ConfigError
 from jacobi_forcing.files import read_json, remove, write_json, write_text
+from jacobi_forcing.formats import stamped
 from jacobi_forcing.recipe import Reporter, run_recipe
 from jacobi_forcing.recipe.run import alone
 from jacobi_forcing.recipe.stages import Stage, model_inputs, perform, plan, prompts_inputs
 
-REPORT_VERSION = 1
 _OWN = ("grid.yaml", "collected", "base", "runs", "ablation.json", "table.md")
 
 
@@ -124,9 +124,7 @@ def _counted(
 def _write(
     grid: GridConfig, recipe: dict[str, Any], folder: Path, base: dict[str, Any], runs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    report = {
-        "version": REPORT_VERSION,
-        "kind": "ablation",
+    values = {
         "base": base,
         "variants": summarise(list(grid.variants), runs),
         "runs": runs,
@@ -135,6 +133,7 @@ def _write(
         "recipe": recipe,
         "provenance": provenance.collect(seed=None),
     }
+    report = stamped("ablation", values)
     path = folder / "ablation.json"
     if path.exists():
         before = read_json(path)

@@ -157,7 +157,7 @@ def read_lines(path: str | Path, kind: str) -> list[dict[str, Any]]:
 
 def _by_shape(value: Mapping[str, Any]) -> tuple[str, int]:
     """Kind and version of what was written before results named their schema."""
-    if value.get("kind") in ("bench", "run") and isinstance(value.get("version"), int):
+    if value.get("kind") in ("bench", "run", "ablation") and isinstance(value.get("version"), int):
         return str(value["kind"]), int(value["version"])
     if {"format", "shards", "samples"} <= value.keys():
         return "trajectories", int(value["format"])

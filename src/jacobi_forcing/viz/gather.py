@@ -109,7 +109,7 @@ def _take(found: Found, path: Path, name: str, *, strict: bool) -> None:
             raise
         found.notes.append(f"{name} is not read: it is no JSON object.")
         return
-    if not strict and "schema" not in value and value.get("kind") not in ("run", "bench"):
+    if not strict and "schema" not in value and value.get("kind") not in ("run", "bench", "ablation"):
         return
     result = identify(_published(value), name)
     if result.note is not None:

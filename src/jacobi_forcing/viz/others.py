@@ -21,7 +21,7 @@ def other_sections(found: Found) -> tuple[list[Section], list[str]]:
             blocks += make(name, value, f"{kind}{number}")
         if blocks:
             given.append(Section(title, blocks))
-        else:
+        elif missing:
             lacking.append(missing)
     return given, lacking
 
@@ -126,12 +126,39 @@ def _tune(name: str, report: Form, mark: str) -> list[Block]:
     return [Text(said), *([shown] if shown is not None else []), table]
 
 
+def _ablation(name: str, report: Form, mark: str) -> list[Block]:
+    decoders = list(report["base"]["decoders"])
+    heads = ("variant", "seeds", *(f"TPF, {decoder}" for decoder in decoders), "solved", "repeats", "exact", "tokens")
+    lines = [
+        (
+            str(one["variant"]),
+            str(len(one["seeds"])),
+            *(_spread(one["tokens_per_forward"][decoder]) for decoder in decoders),
+            _spread(one["solve_rate"], 100, " %"),
+            _spread(one["repetition_rate"], 100, " %"),
+            f"{one['exact']}/{one['of']}",
+            "–" if one["train_tokens"] is None else f"{one['train_tokens']['mean']:,.0f}",
+        )
+        for one in report["variants"]
+    ]
+    left = f" Runs still to be made: {report['unfinished']}." if report["unfinished"] else ""
+    return [Text(f"{name}: mean and standard deviation over seeds; tokens: trained on.{left}"), Table(heads, lines)]
+
+
+def _spread(value: Form | None, factor: float = 1, unit: str = "") -> str:
+    if value is None:
+        return "–"
+    spread = "" if value["sd"] is None else f" ± {factor * value['sd']:.2f}"
+    return f"{factor * value['mean']:.2f}{spread}{unit}"
+
+
 def _count(size: int | None) -> str:
     return "–" if size is None else str(size)
 
 
 _Make = Callable[[str, Form, str], list[Block]]
 _PARTS: Mapping[str, tuple[str, _Make, str]] = {
+    "ablation": ("Ablations", _ablation, ""),
     "eval": ("Tasks", _evaluation, "Tasks were not graded: `jforce eval --output`."),
     "profile": ("What this device does", _profile, "This device was not profiled: `jforce profile --output`."),
     "tune": ("The search for settings", _tune, "Settings were not searched for: `jforce tune --output`."),
