@@ -15,6 +15,7 @@ from collecting import PROMPTS, plain_response, run, shards, some_prompts
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.errors import ArtefactError, ConfigError, DataError, ModelError
 from jacobi_forcing.trajectories import collect as collect_module
+from jacobi_forcing.trajectories import collector as collector_module
 from jacobi_forcing.trajectories.prompts import Prompt
 from jacobi_forcing.trajectories.store import TrajectoryReader, read_manifest
 from tiny_models import VOCAB, shared_model
@@ -90,7 +91,7 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 def other_response(monkeypatch: pytest.MonkeyPatch, rows: Sequence[int]) -> None:
     """Let the generation report another token than the model's at slot 1 of some samples, as a broken cache would."""
-    real = collect_module.greedy_responses
+    real = collector_module.greedy_responses
 
     def responses(backbone: Backbone, prompts: list[list[int]], *rest: Any) -> list[list[int]]:
         found = real(backbone, prompts, *rest)
@@ -99,7 +100,7 @@ def other_response(monkeypatch: pytest.MonkeyPatch, rows: Sequence[int]) -> None
                 response[1] = (response[1] + 1) % VOCAB
         return found
 
-    monkeypatch.setattr(collect_module, "greedy_responses", responses)
+    monkeypatch.setattr(collector_module, "greedy_responses", responses)
 
 
 def test_a_response_that_the_sweep_does_not_confirm_is_dropped_and_named(
@@ -117,7 +118,7 @@ def test_a_near_tie_is_kept_as_the_generation_had_it_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_response(monkeypatch, [1])
-    monkeypatch.setattr(collect_module, "NEAR_TIE", {torch.float32: 1e9})
+    monkeypatch.setattr(collector_module, "NEAR_TIE", {torch.float32: 1e9})
     report = run(shared_model("llama"), tmp_path)
     assert (report.dropped, report.responses) == (0, 5)
     assert report.near_ties >= 1

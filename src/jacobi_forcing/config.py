@@ -11,6 +11,8 @@ from jacobi_forcing.schema import Config, option
 Decoder = Literal["ar", "jacobi", "window", "recycle", "multiblock"]
 DraftInit = Literal["prompt", "vocabulary", "last", "pool"]
 FirstState = Literal["prompt", "vocabulary"]
+AnswerFilter = Literal["finished", "no_repetition", "final_answer", "unit_tests"]
+CollectExecutor = Literal["local", "ray"]
 Schedule = Literal["progressive", "random", "reverse"]
 LossPositions = Literal["all", "from_mismatch"]
 LossReduction = Literal["block", "token"]
@@ -88,7 +90,7 @@ class PromptsConfig(Config):
     subset: str | None = option(None, help="configuration of a hub data set, or mixed/regular of the builtin one")
     split: str = option("train", help="split of a hub data set, or train/heldout of the builtin one")
     field: str = option("prompt", help="key that holds the prompt")
-    answer_field: str | None = option(None, help="key that holds the reference answer, for evaluation only")
+    answer_field: str | None = option(None, help="key that holds the reference answer; the model never sees it")
     template: Template = option("auto", help="chat: by the chat template; raw: as it is; auto: chat if there is one")
     offset: int = option(0, help="prompts to skip", at_least=0)
     limit: int | None = option(None, help="prompts to use; null for all", at_least=1)
@@ -109,6 +111,23 @@ class CollectConfig(Config):
         help="sweep a block only until the state that the round's schedule asks for has been seen; where something is "
         "drawn, until all that may be asked for have",
     )
+    responses: str | None = option(
+        None, help="JSON lines with responses that another engine made of the same prompts; null: the model writes them"
+    )
+    responses_check: int = option(
+        16, help="how many of these are compared with the model before they are used; 0 for all", at_least=0
+    )
+    filters: tuple[AnswerFilter, ...] | None = option(
+        None,
+        help="answers that are kept: finished (came to an end), no_repetition (does not end in a loop), final_answer "
+        "(right by the reference answer), unit_tests (its program passes the tests in the reference answer)",
+    )
+    filter_task: Task = option("none", help="how final_answer grades; none: by the source, gsm8k for files")
+    executor: CollectExecutor = option(
+        "local", help="who collects: local (this process, or all that torchrun started) or ray (a pool of actors)"
+    )
+    workers: int = option(1, help="ray: actors, each with a copy of the model", at_least=1)
+    worker_gpus: float = option(0.0, help="ray: GPUs of each actor", at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.blocks import common_prefix, first_eos
 from jacobi_forcing.sweep import Line, Lines, sweep_logits
-from jacobi_forcing.trajectories.collect import NEAR_TIE
+from jacobi_forcing.trajectories.collector import near_tie
 from jacobi_forcing.trajectories.prompts import Prompt
 
 
@@ -47,7 +47,7 @@ class Mismatch:
 
 def tolerance(dtype: torch.dtype) -> float:
     """Largest distance between two logits that rounding alone explains, for weights of this dtype."""
-    return NEAR_TIE.get(dtype, max(NEAR_TIE.values()))
+    return near_tie(dtype)
 
 
 def find_mismatch(

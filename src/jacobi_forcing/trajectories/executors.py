@@ -40,12 +40,14 @@ class ShardResult:
         shard: Its number.
         trajectories: In ascending order of sample.
         dropped: Samples that gave none, and why.
+        filtered: Samples that a filter kept out, and which.
         report: Counts and times of this shard alone.
     """
 
     shard: int
     trajectories: list[Trajectory]
     dropped: dict[int, str]
+    filtered: dict[int, str]
     report: CollectReport
 
 
@@ -135,8 +137,13 @@ class TorchrunExecutor:
         """Put a result where the main process finds it; the JSON last, for it tells that the rest is there."""
         path = self.folder / f"part-{result.shard:05d}.parquet"
         write_file(path, lambda temporary: write_parquet(temporary, result.trajectories))
-        dropped = {str(sample): reason for sample, reason in result.dropped.items()}
-        record = {"key": self.key, "shard": result.shard, "dropped": dropped, "report": result.report.to_dict()}
+        record = {
+            "key": self.key,
+            "shard": result.shard,
+            "dropped": list(result.dropped.items()),
+            "filtered": list(result.filtered.items()),
+            "report": result.report.to_dict(),
+        }
         write_json(path.with_suffix(".json"), record)
 
     def _take(self, path: Path) -> ShardResult | None:
@@ -147,8 +154,8 @@ class TorchrunExecutor:
             return None
         if record["key"] != self.key:
             return None
-        dropped = {int(sample): reason for sample, reason in record["dropped"].items()}
-        return ShardResult(record["shard"], trajectories, dropped, CollectReport(**record["report"]))
+        dropped, filtered = dict(record["dropped"]), dict(record["filtered"])
+        return ShardResult(record["shard"], trajectories, dropped, filtered, CollectReport(**record["report"]))
 
 
 def each_once(results: Iterator[ShardResult], shards: Shards) -> Iterator[ShardResult]:

@@ -57,7 +57,7 @@ class RayExecutor:
                 result = pickle.loads(row["result"])
                 if isinstance(result, _Failure):
                     raise result.error()
-                done = len(result.trajectories) + len(result.dropped)
+                done = len(result.trajectories) + len(result.dropped) + len(result.filtered)
                 for stage in ("fixed points", "trajectories"):
                     tell(stage, done)
                 yield result

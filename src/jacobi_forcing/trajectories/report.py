@@ -23,7 +23,10 @@ class CollectReport:
         forwards: Forward passes that carried those sweeps.
         near_ties: Blocks in which a sweep and the generation rounded a near tie differently (see `collect`).
         dropped: Samples that gave no trajectory because sweep and generation disagree.
-        fixed_point_seconds: Wall time of the greedy responses.
+        filtered: Samples that a filter kept out.
+        checked: Responses made elsewhere that were compared with the model.
+        response_near_ties: Their tokens that differ from the model's by no more than rounding explains.
+        fixed_point_seconds: Wall time of the greedy responses, summed over all workers, like the next.
         trajectory_seconds: Wall time of the sweeps.
         write_seconds: Wall time of writing shards.
     """
@@ -38,6 +41,9 @@ class CollectReport:
     forwards: int = 0
     near_ties: int = 0
     dropped: int = 0
+    filtered: int = 0
+    checked: int = 0
+    response_near_ties: int = 0
     fixed_point_seconds: float = 0.0
     trajectory_seconds: float = 0.0
     write_seconds: float = 0.0
@@ -45,6 +51,11 @@ class CollectReport:
     def to_dict(self) -> dict[str, int | float]:
         """A plain dict for JSON."""
         return dataclasses.asdict(self)
+
+    def add(self, other: CollectReport) -> None:
+        """Add the figures of another report."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     @contextlib.contextmanager
     def timed(self, field: str) -> Iterator[None]:

@@ -120,7 +120,11 @@ class TrajectoryWriter:
         return [(index, list(samples)) for index, samples in enumerate(self._plan) if index not in kept]
 
     def write_shard(
-        self, shard: int, trajectories: Sequence[Trajectory], dropped: Mapping[int, str] | None = None
+        self,
+        shard: int,
+        trajectories: Sequence[Trajectory],
+        dropped: Mapping[int, str] | None = None,
+        filtered: Mapping[int, str] | None = None,
     ) -> Path:
         """Write one shard and list it in the manifest.
 
@@ -128,12 +132,13 @@ class TrajectoryWriter:
             shard: Its number, out of `pending`.
             trajectories: In ascending order of `sample`.
             dropped: Samples of the shard that gave no trajectory, and why.
+            filtered: Samples of the shard that a filter kept out, and which filter.
 
         Raises:
             DataError: The trajectories are not those planned for the shard, or of another block size.
         """
-        dropped = dict(dropped or {})
-        planned = [sample for sample in self._plan[shard] if sample not in dropped]
+        dropped, filtered = dict(dropped or {}), dict(filtered or {})
+        planned = [sample for sample in self._plan[shard] if sample not in dropped and sample not in filtered]
         if [trajectory.sample for trajectory in trajectories] != planned:
             seen = [trajectory.sample for trajectory in trajectories]
             raise DataError(f"Shard {shard} got the wrong samples", seen=seen, expected=planned)
@@ -148,6 +153,7 @@ class TrajectoryWriter:
             "last_sample": self._plan[shard][-1],
             "rows": len(trajectories),
             "dropped": {str(sample): reason for sample, reason in sorted(dropped.items())},
+            "filtered": {str(sample): name for sample, name in sorted(filtered.items())},
             "sha256": file_sha256(path),
         }
         self._manifest["shards"] = sorted([*self._manifest["shards"], entry], key=lambda item: int(item["shard"]))
