@@ -30,7 +30,18 @@ PROMPTS = some_prompts([7, 3, 40, 11, 5])
 
 
 def run(model: PreTrainedModel, folder: Path, prompts: Sequence[Prompt] = PROMPTS, **changes: Any) -> CollectReport:
-    names = ("block_size", "eos_ids", "vocabulary", "provenance", "on_progress", "states", "needed")
+    names = (
+        "block_size",
+        "eos_ids",
+        "vocabulary",
+        "provenance",
+        "on_progress",
+        "states",
+        "needed",
+        "given",
+        "filters",
+        "make_backbone",
+    )
     keywords: dict[str, Any] = {"block_size": N, **{name: changes.pop(name) for name in names if name in changes}}
     settings: dict[str, Any] = {"max_new_tokens": 14, "batch_size": 3, "shard_size": 4, **changes}
     return collect(Backbone(model), prompts, folder=folder, config=CollectConfig(**settings), **keywords)

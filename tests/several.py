@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from collecting import run
+from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.processes import is_main
 from jacobi_forcing.training import AdapterConfig, AdapterTrainer, JacobiForcingConfig, JacobiForcingTrainer
+from jacobi_forcing.trajectories import collect as collect_module
+from jacobi_forcing.trajectories.collector import CollectWork
+from jacobi_forcing.trajectories.executors import ShardResult, Tell
 from reference_losses import random_trajectory
 from tiny_models import tiny_model
 
@@ -84,6 +91,39 @@ def sharded_gradients(folder: Path) -> dict[str, Tensor]:
     return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
 
 
+class Doomed:
+    """Work that kills its process with shard 1 in hand, once; it keeps a list of the shards that were begun."""
+
+    filters: tuple[str, ...] = ()
+
+    def __init__(self, work: CollectWork, folder: Path) -> None:
+        self.work, self.folder = work, folder
+
+    def __call__(self, shard: int, samples: Sequence[int], tell: Tell | None = None) -> ShardResult:
+        with (self.folder / "begun").open("a") as begun:
+            begun.write(f"{shard}\n")
+        result = self.work(shard, samples, tell)
+        if shard == 1 and not (self.folder / "died").exists():
+            (self.folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+
+def shared_backbone() -> Backbone:
+    """The model that collects, made anew in an actor."""
+    torch.set_num_threads(1)
+    return Backbone(tiny_model("llama"))
+
+
+def collect_shared(folder: Path) -> None:
+    """A collection by as many processes as there are; the kill comes to one of them."""
+    real = collect_module.TorchrunExecutor.run
+    killed = sys.argv[2] == "killed" and not is_main()
+    if killed:
+        collect_module.TorchrunExecutor.run = lambda self, work, *rest: real(self, Doomed(work, folder), *rest)  # type: ignore[method-assign]
+    run(tiny_model("llama"), folder / "out", shard_size=1)
+
+
 def torchrun(folder: Path, *arguments: str, processes: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
     """Start something in several processes on this machine and wait for it."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
@@ -116,4 +156,7 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    if sys.argv[2:]:
+        collect_shared(Path(sys.argv[1]))
+    else:
+        main(Path(sys.argv[1]))

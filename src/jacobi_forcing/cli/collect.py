@@ -28,13 +28,17 @@ def _schedule(field: str, *names: str) -> Any:
 
 def collect(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the shards and their manifest.")],
-    prompts: options.Source,
+    prompts: Annotated[
+        str | None,
+        options.option(PromptsConfig, "source", "--prompts", "-p", show_default="the file of --responses"),
+    ] = None,
     model: options.Model = BUILTIN,
     block_size: options.RoundBlockSize = 16,
     field: options.PromptField = PromptsConfig.field,
     subset: options.Subset = None,
     split: options.Split = PromptsConfig.split,
     template: options.Template = PromptsConfig.template,
+    answer_field: options.AnswerField = None,
     offset: options.Offset = 0,
     limit: options.Limit = None,
     prompts_seed: options.PromptSeed = 0,
@@ -43,6 +47,15 @@ def collect(
     shard_size: options.ShardSize = CollectConfig.shard_size,
     draft_init: options.FirstState = CollectConfig.draft_init,
     seed: options.CollectSeed = CollectConfig.seed,
+    responses: Annotated[str | None, options.option(CollectConfig, "responses")] = None,
+    responses_check: Annotated[int, options.option(CollectConfig, "responses_check")] = CollectConfig.responses_check,
+    filters: Annotated[
+        list[str] | None, options.option(CollectConfig, "filters", "--filter", show_default="all answers are kept")
+    ] = None,
+    filter_task: Annotated[str, options.option(CollectConfig, "filter_task")] = CollectConfig.filter_task,
+    executor: Annotated[str, options.option(CollectConfig, "executor")] = CollectConfig.executor,
+    workers: Annotated[int, options.option(CollectConfig, "workers")] = CollectConfig.workers,
+    worker_gpus: Annotated[float, options.option(CollectConfig, "worker_gpus")] = CollectConfig.worker_gpus,
     states: States = True,
     needed_only: NeededOnly = CollectConfig.needed_only,
     window_size: Annotated[int, _schedule("window_size", "--window-size", "-w")] = RoundConfig.window_size,
@@ -55,10 +68,16 @@ def collect(
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     json: options.Json = False,
 ) -> None:
-    """Collect Jacobi trajectories: greedy responses, and the states of their blocks. Goes on where it was stopped."""
+    """Collect Jacobi trajectories: greedy responses, and the states of their blocks. Goes on where it was stopped.
+
+    On several GPUs: torchrun --nproc-per-node 8 -m jacobi_forcing collect …, or --executor ray --workers 8.
+    """
     given = {name: value for name, value in locals().items() if name != "states"}
     if block_size < 1:
         raise ConfigError("'block_size' is too small", seen=block_size, expected="at least 1")
+    source = prompts or responses
+    if source is None:
+        raise ConfigError("There are no prompts", remedy="name them with --prompts, or a file with --responses")
 
     from jacobi_forcing.cli.bars import Bars
     from jacobi_forcing.recipe.collecting import collect_trajectories
@@ -68,8 +87,8 @@ def collect(
         bars.begin("collect", "Collect trajectories")
         result = collect_trajectories(
             options.settings(ModelConfig, given, name=model),
-            options.settings(PromptsConfig, given, source=prompts, seed=prompts_seed),
-            options.settings(CollectConfig, given),
+            options.settings(PromptsConfig, given, source=source, seed=prompts_seed),
+            options.settings(CollectConfig, given, filters=filters or None),
             block_size=block_size,
             folder=output,
             reporter=bars,

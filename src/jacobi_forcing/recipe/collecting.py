@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,16 @@ from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig, Rou
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import link_folder, read_json
 from jacobi_forcing.loading import load
+from jacobi_forcing.recipe.filters import make_filters
+from jacobi_forcing.processes import is_main
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.stages import Stage, perform
 from jacobi_forcing.schedule import NoiseSchedule
 from jacobi_forcing.trajectories.collect import collect
+from jacobi_forcing.trajectories.filters import count_filtered, kept_of
+from jacobi_forcing.trajectories.given import read_responses
 from jacobi_forcing.trajectories.prompts import load_prompts
+from jacobi_forcing.trajectories.report import CollectReport
 from jacobi_forcing.trajectories.store import TrajectoryReader
 
 
@@ -43,8 +49,11 @@ def collect_trajectories(
         JForceError: See `load`, `load_prompts` and `collect`.
     """
     loaded = load(model)
-    backbone = Backbone(loaded.model)
-    found = load_prompts(prompts, loaded.tokenizer, context_length=backbone.context_length)
+    tokenizer, backbone = loaded.tokenizer, Backbone(loaded.model)
+    found = load_prompts(prompts, tokenizer, context_length=backbone.context_length)
+    given = None
+    if settings.responses is not None:
+        given = read_responses(settings.responses, found, tokenizer, prompts, backbone.eos_ids)
 
     passed: dict[str, int] = {}
 
@@ -63,15 +72,38 @@ def collect_trajectories(
         provenance=provenance.collect(seed=settings.seed, model=model.name),
         states=states,
         needed=needed,
+        given=given,
+        filters=make_filters(settings, prompts, found, tokenizer, backbone.eos_ids),
+        make_backbone=functools.partial(load_backbone, model),
+        show=lambda ids: str(tokenizer.decode(ids)),
         on_progress=tell,
     )
     reader = TrajectoryReader(folder)
-    counts = report.to_dict()
+    what = _summary(reader, report, block_size, states)
+    if settings.filters:
+        what += f"; {kept_of(reader.manifest, settings.filters)}"
+    return {
+        **report.to_dict(),
+        "trajectories": len(reader),
+        "filtered_by": count_filtered(reader.manifest),
+        "summary": what,
+    }
+
+
+def load_backbone(model: ModelConfig) -> Backbone:
+    """A model in the shape that collecting takes; for processes that load their own."""
+    return Backbone(load(model).model)
+
+
+def _summary(reader: TrajectoryReader, report: CollectReport, block_size: int, states: bool) -> str:
     sweeps = f", {report.sweeps / report.blocks:.1f} sweeps a block" if report.blocks else ""
     if report.spared:
         sweeps += f" ({report.spared / (report.sweeps + report.spared):.0%} of them spared, at most)"
     what = f"{len(reader)} trajectories of n={block_size}{sweeps}" if states else f"{len(reader)} responses"
-    return {**counts, "trajectories": len(reader), "summary": what}
+    if report.checked:
+        ties = f", {report.response_near_ties} near ties" if report.response_near_ties else ""
+        what += f"; {report.checked} given responses compared with the model{ties}"
+    return what
 
 
 class _Part(Reporter):
@@ -99,7 +131,8 @@ def collect_once(
     folder = pool / stage.key[:16]
     part = _Part(reporter)
     result = perform(folder, stage, lambda: collecting(folder=folder / "trajectories", reporter=part), part)
-    link_folder(folder / "trajectories", place)
+    if is_main():
+        link_folder(folder / "trajectories", place)
     return result
 
 

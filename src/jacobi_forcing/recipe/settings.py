@@ -165,6 +165,12 @@ def _check(recipe: RecipeConfig) -> None:
         round_prompts(recipe, index)
         if recipe.rounds[index].warmup_ratio >= 1:
             raise ConfigError(f"'rounds[{index}].warmup_ratio' is too large", expected="a share below 1")
+    if recipe.collect.responses is not None and recipe.mode == "full" and len(recipe.rounds) > 1:
+        raise ConfigError(
+            "'collect.responses' is the text of one model, and each round has its own",
+            seen=f"{len(recipe.rounds)} rounds",
+            remedy="use one round, or mode: adapter, whose base stays as it is",
+        )
     evaluation = recipe.evaluation
     if evaluation is None:
         return

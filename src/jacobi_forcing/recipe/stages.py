@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jacobi_forcing import processes, provenance
-from jacobi_forcing.config import ModelConfig, PeftSettings, PromptsConfig, RecipeConfig, RoundConfig
+from jacobi_forcing.config import CollectConfig, ModelConfig, PeftSettings, PromptsConfig, RecipeConfig, RoundConfig
 from jacobi_forcing.errors import ArtefactError
 from jacobi_forcing.files import file_sha256, read_json, write_json
 from jacobi_forcing.loading import locate
@@ -29,7 +29,8 @@ Kind = Literal["collect", "train", "evaluate"]
 _TITLES: dict[str, str] = {"collect": "Collect trajectories", "train": "Train", "evaluate": "Measure"}
 # Settings that change how a stage is carried out and not what comes out.
 _INDIFFERENT = {
-    "collect": {"batch_size"},
+    "collect": {"batch_size", "responses", "responses_check", "filters", "filter_task"}
+    | {"executor", "workers", "worker_gpus"},
     "round": {"attention", "save_steps", "prompts_offset", "prompts_limit", "fsdp", "fsdp_config", "deepspeed"},
 }
 
@@ -129,10 +130,18 @@ def collect_inputs(recipe: RecipeConfig, index: int) -> dict[str, Any]:
     return {
         "prompts": prompts_inputs(round_prompts(recipe, index)),
         "collect": _without(recipe.collect.to_dict(), _INDIFFERENT["collect"]),
+        **_chosen(recipe.collect),
         "block_size": settings.block_size,
         **({} if states else {"states": False}),
         **({"needed": dataclasses.asdict(round_noise(settings))} if states and recipe.collect.needed_only else {}),
     }
+
+
+def _chosen(collect: CollectConfig) -> dict[str, Any]:
+    """Which responses are taken: those of a file, those that pass filters; nothing where all are the model's own."""
+    responses = {} if collect.responses is None else {"responses": file_sha256(Path(collect.responses))}
+    filters = {} if not collect.filters else {"filters": [*collect.filters, collect.filter_task]}
+    return responses | filters
 
 
 def train_inputs(settings: RoundConfig, seed: int, dtype: str, peft: PeftSettings | None = None) -> dict[str, Any]:
@@ -222,12 +231,12 @@ def perform(
         reporter: Told about it.
         seed: For the provenance.
 
-    With several processes the main one decides what is to be done and writes it down; the others do their share of the
-    training and return what the main one does.
+    With several processes the main one decides what is to be done and writes it down; the others do their share of
+    collecting and training, and return what the main one does.
     """
     if not processes.is_main():
         done = processes.from_main(False)
-        if not done and stage.kind == "train":
+        if not done and stage.kind != "evaluate":
             work()
         return processes.from_main({})
     processes.from_main(done := is_done(folder, stage))

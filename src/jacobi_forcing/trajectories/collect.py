@@ -150,9 +150,7 @@ def _executor(config: CollectConfig, folder: str | Path, settings: Mapping[str, 
     return TorchrunExecutor(folder, _digest(dict(settings))) if processes.count() > 1 else LocalExecutor()
 
 
-def _portable(
-    work: CollectWork, config: CollectConfig, make_backbone: Callable[[], Backbone] | None
-) -> CollectWork:
+def _portable(work: CollectWork, config: CollectConfig, make_backbone: Callable[[], Backbone] | None) -> CollectWork:
     """The work as it can go to other machines: without the model of this process."""
     if config.executor != "ray" or make_backbone is None:
         return work

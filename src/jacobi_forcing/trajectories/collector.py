@@ -13,6 +13,7 @@ import torch
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.blocks import split, truncate
+from jacobi_forcing.cache import RowContent
 from jacobi_forcing.config import CollectConfig
 from jacobi_forcing.errors import DataError, ModelError
 from jacobi_forcing.schedule import NoiseSchedule
@@ -97,56 +98,54 @@ class Collector:
         """The trajectories of one shard in order of sample, and why the missing ones are missing."""
         self.report = CollectReport()
         jobs = [Job(prompt, response_limit(self.backbone, self.config, prompt)) for prompt in prompts]
+        # Rows of similar length in a batch waste little on padding; the result is the same in any order.
+        ordered, size = sorted(jobs, key=lambda job: len(job.prompt.ids)), self.config.batch_size
+        filtered: dict[int, str] = {}
         with evaluating(self.backbone), torch.inference_mode():
-            with self.report.timed("fixed_point_seconds"):
-                self._respond(jobs, tell)
-            filtered = self._filtered(jobs)
-            kept = [job for job in jobs if job.prompt.index not in filtered]
-            with self.report.timed("trajectory_seconds"):
-                self._sweep(kept, tell)
-        if tell is not None and filtered:
-            tell("trajectories", len(filtered))
+            for start in range(0, len(ordered), size):
+                filtered |= self._batch(ordered[start : start + size], tell or _silent)
+        self.report.filtered += len(filtered)
+        kept = [job for job in jobs if job.prompt.index not in filtered]
         dropped = self._dropped(kept)
         trajectories = [self._finished(job) for job in kept if job.prompt.index not in dropped]
         return ShardResult(shard, trajectories, dropped, filtered, self.report)
 
-    def _respond(self, jobs: list[Job], tell: Tell | None) -> None:
-        given, eos_ids = self.work.responses, self.work.eos_ids
-        # Rows of similar length in a batch waste little on padding; the result is the same in any order.
-        for batch in self._batches(jobs, lambda job: len(job.prompt.ids)):
-            if given is None:
-                ids, limits = [job.prompt.ids for job in batch], [job.limit for job in batch]
-                responses = greedy_responses(self.backbone, ids, limits, eos_ids)
-            else:
-                responses = [truncate(list(given[job.prompt.index]), eos_ids, job.limit) for job in batch]
-            for job, response in zip(batch, responses, strict=True):
+    def _batch(self, jobs: list[Job], tell: Tell) -> dict[int, str]:
+        """Responses and states of some jobs; which filter keeps which sample out."""
+        contents: list[RowContent] | None = [] if self.work.states and self.work.responses is None else None
+        with self.report.timed("fixed_point_seconds"):
+            for job, response in zip(jobs, self._responses(jobs, contents), strict=True):
                 job.response, job.blocks = response, self._first_states(job.prompt, response)
-            if tell is not None:
-                tell("fixed points", len(batch))
+        tell("fixed points", len(jobs))
+        filtered = self._filtered(jobs)
+        kept = [place for place, job in enumerate(jobs) if job.prompt.index not in filtered]
+        if self.work.states and kept:
+            with self.report.timed("trajectory_seconds"):
+                self.report.forwards += sweep_blocks(
+                    self.backbone,
+                    [jobs[place].prompt.ids for place in kept],
+                    [jobs[place].response for place in kept],
+                    [jobs[place].blocks for place in kept],
+                    None if contents is None else [contents[place] for place in kept],
+                )
+        tell("trajectories", len(jobs))
+        return filtered
 
-    def _sweep(self, jobs: list[Job], tell: Tell | None) -> None:
-        for batch in self._batches(jobs, lambda job: len(job.response)):
-            prompts, responses = [job.prompt.ids for job in batch], [job.response for job in batch]
-            if self.work.states:
-                blocks = [job.blocks for job in batch]
-                self.report.forwards += sweep_blocks(self.backbone, prompts, responses, blocks)
-            if tell is not None:
-                tell("trajectories", len(batch))
+    def _responses(self, jobs: list[Job], contents: list[RowContent] | None) -> list[list[int]]:
+        given, eos_ids = self.work.responses, self.work.eos_ids
+        if given is not None:
+            return [truncate(list(given[job.prompt.index]), eos_ids, job.limit) for job in jobs]
+        prompts, limits = [job.prompt.ids for job in jobs], [job.limit for job in jobs]
+        return greedy_responses(self.backbone, prompts, limits, eos_ids, contents)
 
     def _filtered(self, jobs: list[Job]) -> dict[int, str]:
-        """Which filter keeps which sample out."""
         found: dict[int, str] = {}
         for job in jobs:
             answer = Answer(job.prompt, job.response, job.response[-1] in self.work.eos_ids)
             name = first_refusal(self.work.filters, answer)
             if name is not None:
                 found[job.prompt.index] = name
-        self.report.filtered += len(found)
         return found
-
-    def _batches(self, jobs: Sequence[Job], length: Callable[[Job], int]) -> Iterator[list[Job]]:
-        ordered, size = sorted(jobs, key=length), self.config.batch_size
-        return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
     def _first_states(self, prompt: Prompt, response: list[int]) -> list[Block]:
         blocks = []
@@ -188,9 +187,13 @@ class Collector:
         report.blocks += len(job.blocks)
         report.sweeps += sum(len(block.states) - 1 for block in job.blocks)
         report.near_ties += sum(block.gap > 0 for block in job.blocks)
-        report.spared += sum(block.width for block in job.blocks)
+        report.spared += sum(len(block.fixed_point) - block.right for block in job.blocks)
         states = [block.whole for block in job.blocks]
         return Trajectory(job.prompt.index, list(job.prompt.ids), job.response, finished, self.work.block_size, states)
+
+
+def _silent(stage: str, count: int) -> None:
+    """Told by nobody."""
 
 
 def response_limit(backbone: Backbone, config: CollectConfig, prompt: Prompt) -> int:

@@ -107,7 +107,7 @@ class TorchrunExecutor:
 
     def run(self, work: ShardWork, shards: Shards, tell: Tell) -> Iterator[ShardResult]:
         """See `Executor`."""
-        shards = processes.from_main(shards)
+        shards, self.key = processes.from_main((shards, self.key))
         mine = shards[processes.rank() :: processes.count()]
         if not processes.is_main():
             for shard, samples in mine:

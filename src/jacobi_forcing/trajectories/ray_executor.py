@@ -7,6 +7,7 @@ Ray starts another and gives it the shard that was lost; what has been handed on
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections.abc import Iterator
@@ -75,6 +76,8 @@ class RayExecutor:
 
     def _results(self, ray: Any, work: ShardWork, shards: Shards) -> Iterator[dict[str, Any]]:
         context = ray.data.DataContext.get_current()
+        # Progress is told by this package, for every executor alike.
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         context.enable_progress_bars = False
         # Ray's own pickling takes functions of the main program along, which plain pickling does not.
         packed = ray.cloudpickle.dumps(work)
