@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from collecting import PROMPTS, run, shards
 from jacobi_forcing.errors import ArtefactError, ConfigError, DataError
 from jacobi_forcing.trajectories import collect as collect_module
 from jacobi_forcing.trajectories.executors import ShardResult, TorchrunExecutor, each_once
+from jacobi_forcing.trajectories.ray_executor import _Actor
 from jacobi_forcing.trajectories.report import CollectReport
 from jacobi_forcing.trajectories.store import TrajectoryReader, read_manifest
 from several import Doomed, shared_backbone, torchrun
@@ -29,6 +31,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(300)
 def test_two_processes_of_which_one_is_killed_and_started_anew_end_with_the_single_process_shards(
     alone: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +92,7 @@ def ray_here(monkeypatch: pytest.MonkeyPatch) -> Any:
     ray.shutdown()
 
 
+@pytest.mark.timeout(300)
 def test_two_actors_of_which_one_is_killed_end_with_the_single_process_shards(
     alone: Path, tmp_path: Path, ray_here: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,14 +110,17 @@ def test_two_actors_of_which_one_is_killed_end_with_the_single_process_shards(
     assert (tmp_path / "died").exists()
     assert begun[1] == 2
     assert all(begun[shard] == 1 for shard in range(len(PROMPTS)) if shard != 1)
-    # An error of the work is no death: it comes back as what it is, at once.
-    monkeypatch.setattr(collect_module, "_portable", lambda *_: Refusing())
-    with pytest.raises(DataError, match="no such thing"):
-        run(shared_model("llama"), tmp_path / "refused", make_backbone=shared_backbone, **changes)
 
 
 class Refusing:
-    filters: tuple[str, ...] = ()
-
     def __call__(self, *_: Any) -> ShardResult:
         raise DataError("There is no such thing")
+
+
+def test_an_error_in_an_actor_comes_back_as_what_it_is() -> None:
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    batch = {"shard": [3], "samples": [[6, 7]]}
+    (row,) = _Actor(ray.cloudpickle.dumps(Refusing()))(batch)["result"]
+    error = pickle.loads(row).error()
+    assert isinstance(error, DataError)
+    assert str(error) == str(DataError("There is no such thing"))

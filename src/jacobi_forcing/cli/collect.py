@@ -19,6 +19,14 @@ States = Annotated[
 NeededOnly = Annotated[bool, options.option(CollectConfig, "needed_only", "--needed-only/--all-states")]
 
 
+Prompts = Annotated[
+    str | None, options.option(PromptsConfig, "source", "--prompts", "-p", show_default="the file of --responses")
+]
+Filters = Annotated[
+    list[str] | None, options.option(CollectConfig, "filters", "--filter", show_default="all answers are kept")
+]
+
+
 def _schedule(field: str, *names: str) -> Any:
     """An option that only --needed-only reads."""
     return options.option(
@@ -28,10 +36,7 @@ def _schedule(field: str, *names: str) -> Any:
 
 def collect(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the shards and their manifest.")],
-    prompts: Annotated[
-        str | None,
-        options.option(PromptsConfig, "source", "--prompts", "-p", show_default="the file of --responses"),
-    ] = None,
+    prompts: Prompts = None,
     model: options.Model = BUILTIN,
     block_size: options.RoundBlockSize = 16,
     field: options.PromptField = PromptsConfig.field,
@@ -49,9 +54,7 @@ def collect(
     seed: options.CollectSeed = CollectConfig.seed,
     responses: Annotated[str | None, options.option(CollectConfig, "responses")] = None,
     responses_check: Annotated[int, options.option(CollectConfig, "responses_check")] = CollectConfig.responses_check,
-    filters: Annotated[
-        list[str] | None, options.option(CollectConfig, "filters", "--filter", show_default="all answers are kept")
-    ] = None,
+    filters: Filters = None,
     filter_task: Annotated[str, options.option(CollectConfig, "filter_task")] = CollectConfig.filter_task,
     executor: Annotated[str, options.option(CollectConfig, "executor")] = CollectConfig.executor,
     workers: Annotated[int, options.option(CollectConfig, "workers")] = CollectConfig.workers,
@@ -72,29 +75,33 @@ def collect(
 
     On several GPUs: torchrun --nproc-per-node 8 -m jacobi_forcing collect …, or --executor ray --workers 8.
     """
-    given = {name: value for name, value in locals().items() if name != "states"}
-    if block_size < 1:
-        raise ConfigError("'block_size' is too small", seen=block_size, expected="at least 1")
-    source = prompts or responses
-    if source is None:
-        raise ConfigError("There are no prompts", remedy="name them with --prompts, or a file with --responses")
+    result = _perform(dict(locals()))
+    print_result(str(output), result, json=json)
 
+
+def _perform(arguments: dict[str, Any]) -> dict[str, Any]:
     from jacobi_forcing.cli.bars import Bars
     from jacobi_forcing.recipe.collecting import collect_trajectories
     from jacobi_forcing.recipe.settings import round_noise
 
+    given = {name: value for name, value in arguments.items() if name != "states"}
+    output, model, block_size = given["output"], given["model"], given["block_size"]
+    if block_size < 1:
+        raise ConfigError("'block_size' is too small", seen=block_size, expected="at least 1")
+    source = given["prompts"] or given["responses"]
+    if source is None:
+        raise ConfigError("There are no prompts", remedy="name them with --prompts, or a file with --responses")
     with Bars() as bars:
         bars.begin("collect", "Collect trajectories")
         result = collect_trajectories(
             options.settings(ModelConfig, given, name=model),
-            options.settings(PromptsConfig, given, source=source, seed=prompts_seed),
-            options.settings(CollectConfig, given, filters=filters or None),
+            options.settings(PromptsConfig, given, source=source, seed=given["prompts_seed"]),
+            options.settings(CollectConfig, given, filters=given["filters"] or None),
             block_size=block_size,
             folder=output,
             reporter=bars,
-            states=states,
+            states=arguments["states"],
             needed=round_noise(options.settings(RoundConfig, given, steps=1)),
         )
         bars.end("collect", result["summary"])
-    figures = {**result, "output": str(output), "block_size": block_size, "model": model}
-    print_result(str(output), figures, json=json)
+    return {**result, "output": str(output), "block_size": block_size, "model": model}

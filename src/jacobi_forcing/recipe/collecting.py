@@ -75,7 +75,6 @@ def collect_trajectories(
         given=given,
         filters=make_filters(settings, prompts, found, tokenizer, backbone.eos_ids),
         make_backbone=functools.partial(load_backbone, model),
-        show=lambda ids: str(tokenizer.decode(ids)),
         on_progress=tell,
     )
     reader = TrajectoryReader(folder)

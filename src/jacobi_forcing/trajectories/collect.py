@@ -43,17 +43,14 @@ def collect(
     given: Given | None = None,
     filters: Mapping[str, Filter] | None = None,
     make_backbone: Callable[[], Backbone] | None = None,
-    show: Callable[[list[int]], str] = str,
     on_progress: Progress | None = None,
 ) -> CollectReport:
     """Collect the trajectories of all prompts into a folder; goes on where a killed run stopped.
 
-    In fp32 the result does not depend on the batch size, nor on who collects. Where two tokens' logits are closer than
-    rounding (`NEAR_TIE`), a sweep may prefer another token than the generation did: the response's is kept then and the
-    block counted. A larger gap means that the model does not compute the same thing in both: the sample is dropped,
-    counted and named in a warning and in the manifest.
-
-    Started by torchrun, every process is to call this; they share the shards and return the same report.
+    In fp32 the result depends neither on the batch size nor on who collects. Where two tokens' logits are closer than
+    rounding (`NEAR_TIE`) and a sweep prefers the other one, the response's is kept and the block counted. A larger gap
+    means that the model computes other things in a sweep: the sample is dropped, counted and named in a warning and in
+    the manifest. Started by torchrun, every process is to call this; they share the shards and return one report.
 
     Args:
         backbone: The model whose greedy responses are the fixed points.
@@ -61,49 +58,54 @@ def collect(
         folder: Where shards and manifest go.
         config: Limits, batch and shard sizes, how y(0) is drawn, who collects.
         block_size: n, tokens per block.
-        eos_ids: Ids that end a response; the model's own where None.
+        eos_ids: Ids that end a response; None: the model's own.
         vocabulary: Ids that the tokenizer has, for `draft_init="vocabulary"`.
         provenance: Kept in the manifest for this opening of the folder.
-        states: Whether blocks are swept; without, each block has its fixed point and no other state.
+        states: Whether blocks are swept; without, the fixed point is their only state.
         needed: With `config.needed_only`, the schedule of the training to come.
-        given: Responses made elsewhere; the model writes them where None.
-        filters: Which responses are kept, by name; all where None.
-        make_backbone: Gives the model anew, in another process: for `config.executor="ray"`.
-        show: Turns ids into text for errors.
-        on_progress: Told after every batch, or for what other processes did after every shard.
+        given: Responses made elsewhere; None: the model writes them.
+        filters: Which responses are kept, by name; None: all.
+        make_backbone: Gives the model anew in another process, for `config.executor="ray"`.
+        on_progress: Told after every batch; of what other processes do, after every shard.
 
     Raises:
         ArtefactError: The folder holds another collection.
         ConfigError: Block size or vocabulary are wrong, or `needed` is missing.
-        DataError: There are no prompts, they are out of order, or one fills the model's context; given responses are
-            not the model's; no response passed the filters.
+        DataError: Prompts or given responses do not fit the model, or no response passed the filters.
         ModelError: A whole shard had to be dropped.
-        MissingExtraError: pyarrow is not installed, or Ray is asked for and not installed.
+        MissingExtraError: pyarrow, or Ray where it is asked for, is not installed.
     """
     _check(block_size, config, vocabulary, needed, make_backbone)
+    ends = backbone.eos_ids if eos_ids is None else list(eos_ids)
+    plan, responses = {prompt.index: prompt for prompt in prompts}, None if given is None else given.responses
+    needed = needed if config.needed_only and states else None
     work = CollectWork(
-        make_backbone=lambda: backbone,
-        prompts={prompt.index: prompt for prompt in prompts},
-        config=config,
-        block_size=block_size,
-        eos_ids=backbone.eos_ids if eos_ids is None else list(eos_ids),
-        vocabulary=vocabulary,
-        states=states,
-        needed=needed if config.needed_only and states else None,
-        responses=None if given is None else given.responses,
-        filters=dict(filters or {}),
+        lambda: backbone, plan, config, block_size, ends, vocabulary, states, needed, responses, dict(filters or {})
     )
-    limits = {prompt.index: response_limit(backbone, config, prompt) for prompt in prompts}
-    report = CollectReport()
+    return _shared(work, backbone, folder, given, make_backbone, provenance, on_progress)
+
+
+def _shared(
+    work: CollectWork,
+    backbone: Backbone,
+    folder: str | Path,
+    given: Given | None,
+    make_backbone: Callable[[], Backbone] | None,
+    provenance: Mapping[str, Any] | None,
+    on_progress: Progress | None,
+) -> CollectReport:
+    """The main process writes what all collect."""
+    config, report = work.config, CollectReport()
+    limits = {index: response_limit(backbone, config, prompt) for index, prompt in work.prompts.items()}
     if processes.is_main():
         if given is not None:
-            _check_given(backbone, work, limits, report, show)
+            _check_given(backbone, work, limits, report, given)
         settings = _settings(work, backbone, given)
         writer = TrajectoryWriter(
             folder,
-            samples=[prompt.index for prompt in prompts],
+            samples=list(work.prompts),
             shard_size=config.shard_size,
-            block_size=block_size,
+            block_size=work.block_size,
             settings=settings,
             provenance=provenance,
         )
@@ -179,13 +181,12 @@ def _check_given(
     work: CollectWork,
     limits: Mapping[int, int],
     report: CollectReport,
-    show: Callable[[list[int]], str],
+    given: Given,
 ) -> None:
     """Compare responses made elsewhere with the model, before anything is written."""
-    assert work.responses is not None
     responses = {
         index: truncate(list(response), work.eos_ids, limits[index])
-        for index, response in work.responses.items()
+        for index, response in given.responses.items()
         if index in limits
     }
     with evaluating(backbone):
@@ -196,7 +197,7 @@ def _check_given(
             count=work.config.responses_check,
             batch_size=work.config.batch_size,
             tolerance=near_tie(backbone.dtype),
-            show=show,
+            show=given.show,
         )
     report.checked, report.response_near_ties = check.checked, check.near_ties
 

@@ -39,10 +39,12 @@ class Given:
     Attributes:
         responses: Token ids by index of the prompt; the end token is kept where one was reached, nothing follows it.
         sha256: Of the file.
+        show: Turns ids into text for errors.
     """
 
     responses: dict[int, list[int]]
     sha256: str
+    show: Callable[[list[int]], str] = str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ def read_responses(
             remedy="compare chat template and special tokens of the engine (--template), or set limit",
         )
     responses = {prompt.index: found[tuple(prompt.ids)] for prompt in prompts}
-    return Given(responses, hashlib.sha256(path.read_bytes()).hexdigest())
+    return Given(responses, hashlib.sha256(path.read_bytes()).hexdigest(), lambda ids: str(tokenizer.decode(ids)))
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
