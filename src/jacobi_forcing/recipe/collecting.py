@@ -14,8 +14,8 @@ from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig, Rou
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import link_folder, read_json
 from jacobi_forcing.loading import load
-from jacobi_forcing.recipe.filters import make_filters
 from jacobi_forcing.processes import is_main
+from jacobi_forcing.recipe.filters import make_filters
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.stages import Stage, perform
 from jacobi_forcing.schedule import NoiseSchedule
