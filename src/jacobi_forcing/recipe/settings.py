@@ -24,6 +24,7 @@ from jacobi_forcing.config import (
 )
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.recipe.checks import check_sources
 from jacobi_forcing.schedule import NoiseSchedule
 
 logger = logging.getLogger(__name__)
@@ -165,21 +166,10 @@ def _check(recipe: RecipeConfig) -> None:
         round_prompts(recipe, index)
         if recipe.rounds[index].warmup_ratio >= 1:
             raise ConfigError(f"'rounds[{index}].warmup_ratio' is too large", expected="a share below 1")
-    if recipe.collect.responses is not None and recipe.mode == "full" and len(recipe.rounds) > 1:
-        raise ConfigError(
-            "'collect.responses' is the text of one model, and each round has its own",
-            seen=f"{len(recipe.rounds)} rounds",
-            remedy="use one round, or mode: adapter, whose base stays as it is",
-        )
+    check_sources(recipe)
     evaluation = recipe.evaluation
     if evaluation is None:
         return
-    if evaluation.probe_steps is not None and any(settings.fsdp or settings.deepspeed for settings in recipe.rounds):
-        raise ConfigError(
-            "'evaluation.probe_steps' does not go with fsdp or deepspeed",
-            seen=evaluation.probe_steps,
-            remedy="remove it: a probe decodes in one process, and none has the whole model",
-        )
     prompts = evaluation.prompts
     _warn_of_overlap(recipe.prompts, prompts)
     if evaluation.task != "none" and prompts.answer_field is None and prompts.source != BUILTIN:
