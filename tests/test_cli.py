@@ -336,10 +336,16 @@ def test_quickstart_ends_with_a_sample_and_the_next_commands(
     assert captured.out.count("adapter, round 1") == 3
     assert captured.out.count("base ") == 3
     assert "--compare quick/model --adapter quick-adapter/model" in captured.err
+    said = " ".join(captured.err.split())
+    assert "Which to choose: full: new weights" in said and "adapter: the base and a drafting adapter" in said
+    assert main(["quickstart"]) == 0  # both by default, and at once
+    captured = capsys.readouterr()
+    assert captured.out.count("adapter, round 1") == 3
+    assert captured.err.count("done before") == 7
     assert main(["quickstart", "--mode", "adapter"]) == 0
     assert "--model builtin:word-problems --adapter quick-adapter/model" in capsys.readouterr().err
     assert main(["quickstart", "--mode", "half"]) == 2
-    assert main(["quickstart"]) == 0
+    assert main(["quickstart", "--mode", "full"]) == 0
     captured = capsys.readouterr()
     assert "What is 4 + 8?" in captured.out  # the first held-out prompt
     assert "sweep 1: +" in captured.err

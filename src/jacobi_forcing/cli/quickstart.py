@@ -16,15 +16,17 @@ from jacobi_forcing.config import DecodeConfig, EvaluationConfig, RecipeConfig
 from jacobi_forcing.errors import ConfigError
 
 _RECIPES = {"full": "quickstart", "adapter": "quickstart-adapter"}
-_CHOICE = (
-    "round 2 has new weights: fewer slots a sweep, but its text is its own, so see the solve rate. The adapter leaves "
-    "the base's weights and text as they are: take it where the text must not change. More in docs/adapter.md."
-)
+_CHOICE = {
+    "full": "new weights (round 2): one model that plain transformers loads, and the fewest slots a sweep, for devices "
+    "on which slots cost. Its text is its own: choose it if the solve rate is good enough for you.",
+    "adapter": "the base and a drafting adapter beside it: the base's text, token for token. Choose it where the text "
+    "must not change, or if you do not want to measure quality. More in docs/adapter.md.",
+}
 Mode = Annotated[str, typer.Option(help="What to train: full (new weights), adapter (beside the old ones), or both.")]
 
 
 def quickstart(
-    mode: Mode = "full",
+    mode: Mode = "both",
     overrides: Overrides = None,
     output: Output = None,
     fresh: Fresh = False,
@@ -33,8 +35,9 @@ def quickstart(
 ) -> None:
     """Train the embedded base model to decode in parallel, and show what it gained and what it lost.
 
-    A second call goes on where the first was stopped, or shows its result again. With --mode both the table has new
-    weights and the adapter side by side; the adapter goes to a folder of its own, and --set is for both recipes.
+    A second call goes on where the first was stopped, or shows its result again. With --mode both, the default, the
+    table has new weights and the adapter side by side; the adapter goes to a folder of its own, and --set is for both
+    recipes.
     """
     runs = _run(mode, overrides or [], output, fresh, redo)
     models = [model for _, report in runs.values() for model in report["models"]]
@@ -43,7 +46,9 @@ def quickstart(
 
         show_models(models, to_stderr=json)
     if len(runs) > 1 and models:
-        note(_CHOICE)
+        note("Which to choose:")
+        for name, text in _CHOICE.items():
+            note(f"  {name}: {text}")
     settings, report = next(iter(runs.values()))
     sample = _show_sample(settings, to_stderr=json) if settings.evaluation is not None else None
     for own, _ in runs.values():
