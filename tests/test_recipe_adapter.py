@@ -57,7 +57,9 @@ def _there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_made_is_a_plain_adapter_of_the_base(place: Path) -> None:
     names = {path.name for path in (place / "run/model").iterdir()}
-    assert names == {"adapter_config.json", "adapter_model.safetensors", "provenance.json"}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "provenance.json", "custom_generate"}
+    decode = json.loads((place / "run/model/custom_generate/decode.json").read_text())
+    assert (decode["decoder"], decode["block_size"]) == ("window", 8)
     settings = json.loads((place / "run/model/adapter_config.json").read_text())
     assert (settings["r"], settings["base_model_name_or_path"]) == (2, "model")
     first, last = (place / f"run/round-{number}/model/adapter_model.safetensors" for number in (1, 2))
