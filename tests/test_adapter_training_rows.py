@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.errors import ConfigError, DataError
 from jacobi_forcing.training.adapter_config import AdapterConfig
-from jacobi_forcing.training.adapter_rows import LineRows, Response
+from jacobi_forcing.training.adapter_lines import CleanPass
+from jacobi_forcing.training.adapter_rows import LineCollator, LineRows, Response
 from jacobi_forcing.training.adapter_trainer import AdapterTrainer
+from jacobi_forcing.trajectories.trajectory import Trajectory
 from tiny_models import tiny_model
 
 EOS = 60
@@ -36,6 +39,63 @@ def test_what_is_drawn_depends_on_seed_epoch_and_text_alone() -> None:
     assert set((starts[1:] - starts[:-1]).tolist()) <= {2, 3}
     assert first["sweeps"].tolist() == [3, 3, 2, 2, 1, 1, 0, 0]
     assert set(first["fill"].flatten().tolist()) == {1, 2, 3}
+
+
+def trajectory() -> Trajectory:
+    """A prompt of 3 tokens and a response of 4, 4 and 2; all tokens of wrong guesses are 30 and more."""
+    states = [
+        [[10, 31, 32, 33], [10, 11, 34, 35], [10, 11, 12, 13]],
+        [[14, 41, 42, 43], [14, 15, 16, 17]],
+        [[18, 51], [18, EOS]],
+    ]
+    return Trajectory(0, [1, 2, 3], [*range(10, 19), EOS], True, 4, states)
+
+
+def test_stored_states_are_lines_behind_the_token_before_their_block() -> None:
+    rows = LineRows([trajectory()], block_size=4, lines=6, max_sweeps=3, max_length=64, stored=True)
+    seen = set()
+    for epoch in range(8):
+        rows.set_epoch(epoch)
+        item = rows[0]
+        assert item["fill"].shape == (6, 1, 4)
+        assert item["sweeps"].tolist() == [0] * 6
+        assert item["starts"].tolist() == [2, 2, 6, 6, 10, 10]
+        seen |= {
+            (start, *line[0][1 : 4 if start < 10 else 3])
+            for start, line in zip(item["starts"].tolist(), item["fill"].tolist(), strict=True)
+        }
+    # Slot 0 is the text's own; the last state of a block, which is right, is not among them.
+    assert seen == {(2, 10, 31, 32), (2, 10, 11, 34), (6, 14, 41, 42), (10, 18, 51)}
+    cut = LineRows([trajectory()], block_size=4, lines=2, max_sweeps=3, max_length=8, stored=True)[0]
+    assert (cut["starts"].tolist(), int(cut["last"])) == ([2, 6], 7)
+
+
+def test_stored_states_are_what_a_step_learns_from(tmp_path: Path) -> None:
+    config = AdapterConfig(
+        output_dir=str(tmp_path), use_cpu=True, rank=2, block_size=4, lines_per_response=6, states="stored"
+    )
+    trainer = AdapterTrainer(tiny_model("llama"), config, [trajectory()])
+    item = trainer.train_dataset[0]
+    swept = []
+    lines = CleanPass.lines
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CleanPass, "lines", lambda *args: swept.append(args[2]) or lines(*args))
+        trainer.losses(LineCollator()([item])).total.backward()
+    (state,) = swept
+    assert torch.equal(state.start[0], item["starts"])
+    assert torch.equal(state.ids[0, :, 1:], item["fill"][:, 0, 1:])
+    assert state.ids[0, :, 0].tolist() == [3, 3, 13, 13, 17, 17]
+    assert any(weight.grad.abs().max() > 0 for weight in trainer.adapter.parameters())
+
+
+def test_trajectories_without_states_or_of_other_blocks_are_refused() -> None:
+    shared = {"lines": 2, "max_sweeps": 0, "max_length": 64, "stored": True}
+    with pytest.raises(DataError, match=r"no states to train on.*block_size 4.*blocks of 8"):
+        LineRows([trajectory()], block_size=8, **shared)
+    alone = dataclasses.replace(trajectory(), states=[block[-1:] for block in trajectory().states])
+    for response in (alone, Response([1, 2], [3, 4], True)):
+        with pytest.raises(DataError, match="no states to train on"):
+            LineRows([response], block_size=4, **shared)
 
 
 def test_a_text_that_is_cut_has_no_end() -> None:

@@ -17,9 +17,10 @@ from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.cli.app import app
 from jacobi_forcing.config import ModelConfig
-from jacobi_forcing.errors import ArtefactError, ConfigError
+from jacobi_forcing.errors import ArtefactError, ConfigError, DataError
 from jacobi_forcing.loading import load
 from jacobi_forcing.recipe import load_recipe, run_recipe
+from jacobi_forcing.recipe.adapter_training import train_adapter
 from jacobi_forcing.recipe.training import train_model
 from jacobi_forcing.trajectories.store import TrajectoryReader
 from test_recipe import EVALUATION, RECIPE, Told
@@ -136,9 +137,28 @@ def test_settings_that_nothing_would_read_are_refused(override: str, named: str)
         load_recipe("recipe.yaml", [override])
 
 
+def test_stored_states_are_collected_and_trained_on(place: Path, tmp_path: Path) -> None:
+    overrides = ["evaluation=null", "adapter.states=stored", "adapter.max_sweeps=4"]
+    report = run_recipe(load_recipe("recipe.yaml", overrides, tmp_path / "stored"))
+    for number in (1, 2):
+        assert TrajectoryReader(tmp_path / f"stored/round-{number}/trajectories").has_states
+    assert report["stages"]["train-2"]["summary"]
+    with pytest.raises(DataError, match="no states to train on"):
+        recipe = load_recipe("recipe.yaml", overrides)
+        train_adapter(
+            ModelConfig("model", device="cpu"),
+            place / "run/round-1/trajectories",
+            recipe.rounds[0],
+            recipe.adapter,
+            tmp_path / "alone",
+            seed=0,
+            reporter=Told(),
+        )
+
+
 def test_the_weights_are_not_trained_on_responses_alone(place: Path, tmp_path: Path) -> None:
     settings = load_recipe("recipe.yaml").rounds[0]
-    with pytest.raises(ConfigError, match="without the states"):
+    with pytest.raises(ArtefactError, match="without the states"):
         train_model(
             ModelConfig("model", device="cpu"),
             place / "run/round-1/trajectories",

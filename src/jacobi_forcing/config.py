@@ -23,7 +23,7 @@ Template = Literal["auto", "chat", "raw"]
 Task = Literal["none", "word_problems", "gsm8k", "orders", "math", "mbpp"]
 Optimizer = Literal["adamw", "muon"]
 Mode = Literal["full", "adapter"]
-AdapterStates = Literal["drawn", "every"]
+AdapterStates = Literal["drawn", "every", "stored"]
 Misfits = Literal["error", "skip"]
 Attention = Literal["auto", "flex", "sdpa"]
 PeftMethod = Literal["none", "lora", "dora"]
@@ -216,7 +216,11 @@ class AdapterSettings(Config):
     targets: tuple[str, ...] | None = option(None, help="names of the layers it is put on; null: all linear ones")
     lines_per_response: int = option(8, help="draft lines that share one clean forward", at_least=1)
     max_sweeps: int = option(4, help="age of the oldest draft that is trained on, sweeps", at_least=0)
-    states: AdapterStates = option("every", help="every: train a line at every age up to max_sweeps; drawn: at one")
+    states: AdapterStates = option(
+        "every",
+        help="every: train a line at every age up to max_sweeps; drawn: at one; stored: at one of the states that the "
+        "base went through, which are then collected",
+    )
     right_weight: float = option(0.0, help="weight of slots whose guesses so far are right", at_least=0)
     slot_decay: float = option(1.0, help="weight of a slot over that of the one before", at_least=0)
 

@@ -143,7 +143,7 @@ def _work(recipe: RecipeConfig, folder: Path, stage: Stage, reporter: Reporter, 
             round_prompts(recipe, stage.round - 1),
             recipe.collect,
             block_size=settings.block_size,
-            states=sweeps_blocks(recipe.mode, settings),
+            states=sweeps_blocks(recipe, settings),
             needed=round_noise(settings),
         )
         if pool is not None and "after" not in stage.inputs:

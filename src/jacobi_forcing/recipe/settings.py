@@ -134,9 +134,9 @@ def round_noise(settings: RoundConfig) -> NoiseSchedule:
     )
 
 
-def sweeps_blocks(mode: str, settings: RoundConfig) -> bool:
-    """Whether the collecting of a round makes states: an adapter needs none, nor does training that makes its own."""
-    return mode == "full" and settings.states == "stored"
+def sweeps_blocks(recipe: RecipeConfig, settings: RoundConfig) -> bool:
+    """Whether the collecting of a round makes states: what trains on states of its own making needs none."""
+    return (recipe.adapter if recipe.mode == "adapter" else settings).states == "stored"
 
 
 def _inherit_prompts(values: dict[str, Any]) -> None:

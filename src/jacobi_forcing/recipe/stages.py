@@ -126,7 +126,7 @@ def prompts_inputs(prompts: PromptsConfig) -> dict[str, Any]:
 def collect_inputs(recipe: RecipeConfig, index: int) -> dict[str, Any]:
     """What decides the trajectories of a round, the model apart."""
     settings = recipe.rounds[index]
-    states = sweeps_blocks(recipe.mode, settings)
+    states = sweeps_blocks(recipe, settings)
     return {
         "prompts": prompts_inputs(round_prompts(recipe, index)),
         "collect": _without(recipe.collect.to_dict(), _INDIFFERENT["collect"]),

@@ -49,7 +49,8 @@ class AdapterConfig(TrainingArguments):
         lines_per_response: K, lines that share one clean forward.
         max_sweeps: S, age of the oldest states, sweeps.
         states: "drawn": each line is trained at one state, 0 to S sweeps old. "every": at all of them, the sweeps
-            being the forwards that are trained; S + 1 times the memory.
+            being the forwards that are trained; S + 1 times the memory. "stored": at one of those that the base went
+            through, out of trajectories with this block size; S is not read.
         right_weight: Weight of slots all of whose guesses so far are right. Decoding uses no prediction made there,
             the base has made it by then.
         slot_decay: Each further slot weighs this much less, since a guess counts only if all before it are right.
@@ -78,7 +79,9 @@ class AdapterConfig(TrainingArguments):
     block_size: int = field(default=16, metadata={"help": "n, slots of a line."})
     lines_per_response: int = field(default=8, metadata={"help": "K, lines that share one clean forward."})
     max_sweeps: int = field(default=4, metadata={"help": "S, age of the oldest states, sweeps."})
-    states: str = field(default="every", metadata={"help": "Train a line at every state, or at one (drawn)."})
+    states: str = field(
+        default="every", metadata={"help": "A line is learnt at every state, one (drawn), or a stored one."}
+    )
     right_weight: float = field(default=0.0, metadata={"help": "Weight of slots whose guesses so far are right."})
     slot_decay: float = field(default=1.0, metadata={"help": "Weight of a slot over that of the one before."})
     optimizer: str = field(default="adamw", metadata={"help": "adamw (what the parent's `optim` names) or muon."})

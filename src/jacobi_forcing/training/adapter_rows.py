@@ -57,9 +57,12 @@ class LineRows(Dataset[dict[str, Tensor]]):
         max_length: Longest text, tokens.
         seed: Of all that is drawn.
         misfits: What to do about a text with nothing to predict, or none that fits: "error" or "skip".
+        stored: Lines are blocks in one of the states that the base swept them through, without the last, which is
+            right: then `responses` are trajectories of n tokens a block, and S is 0. Slot 0 is the token before the
+            block, so the block's last guess is left out.
 
     Raises:
-        DataError: There is such a text, or nothing to learn from.
+        DataError: There is such a text, or nothing to learn from, or a trajectory without states of n tokens.
     """
 
     def __init__(
@@ -72,8 +75,11 @@ class LineRows(Dataset[dict[str, Tensor]]):
         max_length: int,
         seed: int = 0,
         misfits: Misfits = "error",
+        stored: bool = False,
     ) -> None:
-        self.block_size, self.lines, self.max_sweeps, self.seed = block_size, lines, max_sweeps, seed
+        self.block_size, self.lines, self.seed = block_size, lines, seed
+        self.max_sweeps = 0 if stored else max_sweeps
+        self._states: list[list[list[list[int]]]] | None = [] if stored else None
         self._texts: list[tuple[list[int], int, bool]] = []
         skipped = 0
         for index, response in enumerate(responses):
@@ -81,6 +87,8 @@ class LineRows(Dataset[dict[str, Tensor]]):
             prompt, whole = len(response.prompt_ids), len(response.prompt_ids) + len(response.response_ids)
             if prompt and len(text) > prompt:
                 self._texts.append((text, prompt, response.finished and len(text) == whole))
+                if self._states is not None:
+                    self._states.append(_stored(response, index, block_size))
             elif misfits == "skip":
                 skipped += 1
             else:
@@ -147,14 +155,47 @@ class LineRows(Dataset[dict[str, Tensor]]):
         ages = self.max_sweeps + 1
         sweeps = (torch.arange(self.lines) + drawn.randrange(ages)) % ages
         picks = torch.randint(prompt, (self.lines, ages, self.block_size), generator=generator)
+        fill = torch.tensor(text)[picks]
+        starts = starts[torch.randperm(self.lines, generator=generator)]
+        if self._states is not None:
+            starts = self._place(index, fill, drawn)
         return {
             "input_ids": torch.tensor(text),
             "last": torch.tensor(last),
             "taught": torch.tensor(last - finished),
-            "starts": starts[torch.randperm(self.lines, generator=generator)],
+            "starts": starts,
             "sweeps": sweeps.sort(descending=True).values,
-            "fill": torch.tensor(text)[picks],
+            "fill": fill,
         }
+
+    def _place(self, index: int, fill: Tensor, drawn: random.Random) -> Tensor:
+        """Put stored states into the lines' first fill; returns where the lines start [K]."""
+        assert self._states is not None
+        text, prompt, _ = self._texts[index]
+        n, starts = self.block_size, []
+        within = [b for b in range(len(self._states[index])) if prompt - 1 + b * n < len(text) - 1]
+        # Even over the blocks, as lines are that start anywhere.
+        phase = drawn.random()
+        for line in range(self.lines):
+            block = within[int((line + phase) / self.lines * len(within))]
+            guesses = drawn.choice(self._states[index][block])[: n - 1]
+            fill[line, 0, 1 : 1 + len(guesses)] = torch.tensor(guesses, dtype=torch.long)
+            starts.append(prompt - 1 + block * n)
+        return torch.tensor(starts)
+
+
+def _stored(response: Answered, index: int, block_size: int) -> list[list[list[int]]]:
+    """The states of each block of a trajectory but the last, which is the text itself."""
+    states: list[list[list[int]]] = getattr(response, "states", [])
+    size = getattr(response, "block_size", None)
+    if size != block_size or not any(len(block) > 1 for block in states):
+        raise DataError(
+            f"Response {index} has no states to train on",
+            seen=f"block_size {size}, {max(map(len, states), default=0)} states a block at most",
+            expected=f"a trajectory with the states of blocks of {block_size} tokens",
+            remedy="collect with --states and this block size, or train with states: every",
+        )
+    return [block[:-1] or block for block in states]
 
 
 class LineCollator:

@@ -104,6 +104,7 @@ class AdapterTrainer(Trainer):
                 max_sweeps=args.max_sweeps,
                 max_length=args.max_length,
                 seed=args.seed,
+                stored=args.states == "stored",
                 misfits=args.misfits,  # type: ignore[arg-type]  # checked in __post_init__
             )
         remedies = ("generate with this model's tokenizer", "lower max_length")

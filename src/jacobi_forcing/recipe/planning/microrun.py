@@ -23,7 +23,7 @@ from jacobi_forcing.recipe.planning.peak import Peak, folder_bytes
 from jacobi_forcing.recipe.planning.shape import shape_of
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.run import adapter_trainer, trainer
-from jacobi_forcing.recipe.settings import round_prompts
+from jacobi_forcing.recipe.settings import round_prompts, sweeps_blocks
 from jacobi_forcing.trajectories.collect import collect
 from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
 from jacobi_forcing.trajectories.report import CollectReport
@@ -96,7 +96,7 @@ class MicroRun:
                 config=small,
                 block_size=block,
                 vocabulary=loaded.vocabulary if settings.draft_init == "vocabulary" else None,
-                states=self.recipe.mode == "full",
+                states=sweeps_blocks(self.recipe, self.recipe.rounds[index]),
             )
             seconds = time.perf_counter() - started
         length = _length(report, limit, settings.max_new_tokens)
