@@ -103,6 +103,25 @@ def test_arguments_lose_the_paths_of_this_machine(tmp_path: Path, monkeypatch: p
     ]
 
 
+def test_a_path_behind_a_name_and_an_equals_sign_is_made_portable_too() -> None:
+    argv = [
+        "jforce",
+        "--data",
+        "gsm8k=/somewhere/else/test.jsonl",
+        "--set",
+        "prompts.source=/elsewhere/p.jsonl",
+        "a = b",
+    ]
+    assert provenance.portable_argv(argv) == [
+        "jforce",
+        "--data",
+        "gsm8k=test.jsonl",
+        "--set",
+        "prompts.source=p.jsonl",
+        "a = b",
+    ]
+
+
 def test_extra_entries_lose_the_paths_of_this_machine_at_every_depth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 _PACKAGES = {"torch": "torch", "transformers": "transformers", "jacobi_forcing": "jacobi-forcing"}
+_NAME = re.compile(r"[\w.]+")
+"""What stands before the equals sign of `--data TASK=FILE` and `--set prompts.source=FILE`."""
 _CHUNK = 1 << 24  # parameter values hashed at a time, so that a model on a GPU is never copied whole
 _GIT_TIMEOUT = 10  # seconds
 # Set while git runs a hook; they would point our question at the hook's repository.
@@ -211,7 +214,7 @@ def _portable(value: Any, name: str) -> Any:
 def portable(text: str) -> str:
     """A name, path or argument without what is private to this machine, see `portable_argv`."""
     option, equals, value = text.partition("=")
-    if equals and option.startswith("-"):
+    if equals and (option.startswith("-") or _NAME.fullmatch(option)):
         return f"{option}={_portable_path(value)}"
     return _portable_path(text)
 
