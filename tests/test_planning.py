@@ -66,6 +66,19 @@ def stage(found: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(one)
 
 
+@pytest.mark.parametrize("override", ["rounds.0.states=on_policy", "collect.needed_only=true"])
+def test_a_recipe_that_collects_less_is_measured_as_it_will_run(override: str) -> None:
+    found = estimate_recipe(load_recipe("recipe.yaml", [override]), measure=True)
+    assert stage(found, "collect-1")["seconds"] > 0
+    assert stage(found, "train-1")["seconds"] > 0
+
+
+def test_responses_alone_are_foreseen_to_take_less_than_their_states() -> None:
+    stored, bare = (stage(of_7b(*more), "collect-1") for more in ((), ("rounds.0.states=on_policy",)))
+    assert bare["seconds"] < stored["seconds"]
+    assert bare["disk_bytes"] < stored["disk_bytes"]
+
+
 # By formula --------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.files import count_lines
 from jacobi_forcing.recipe.planning.costs import CollectCost, Costs, MeasureCost, TrainCost
 from jacobi_forcing.recipe.planning.shape import BYTES, Shape, shape_of
-from jacobi_forcing.recipe.settings import round_prompts
+from jacobi_forcing.recipe.settings import round_prompts, sweeps_blocks
 
 PROMPT = 200
 """Length of a prompt that nobody has measured, tokens."""
@@ -118,7 +118,7 @@ def _collect(recipe: RecipeConfig, index: int, shape: Shape, hardware: Hardware)
     flops = 2 * (shape.parameters - shape.table)
     forward = _forward(flops, batch, weight_bytes(recipe, shape), hardware)
     greedy = length * forward / batch
-    sweeps = SWEEPS_PER_SLOT * block if recipe.mode == "full" else 0
+    sweeps = SWEEPS_PER_SLOT * block if sweeps_blocks(recipe, recipe.rounds[index]) else 0
     # A sweep runs over every slot that is still wrong: on average half of them.
     swept = flops * length * (1 + sweeps / 2) / (hardware.tflops * 1e12)
     states = 2 + sweeps

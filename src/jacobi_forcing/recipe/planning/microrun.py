@@ -23,7 +23,7 @@ from jacobi_forcing.recipe.planning.peak import Peak, folder_bytes
 from jacobi_forcing.recipe.planning.shape import shape_of
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.run import adapter_trainer, trainer
-from jacobi_forcing.recipe.settings import round_prompts, sweeps_blocks
+from jacobi_forcing.recipe.settings import round_noise, round_prompts, sweeps_blocks
 from jacobi_forcing.trajectories.collect import collect
 from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
 from jacobi_forcing.trajectories.report import CollectReport
@@ -97,6 +97,7 @@ class MicroRun:
                 block_size=block,
                 vocabulary=loaded.vocabulary if settings.draft_init == "vocabulary" else None,
                 states=sweeps_blocks(self.recipe, self.recipe.rounds[index]),
+                needed=round_noise(self.recipe.rounds[index]),
             )
             seconds = time.perf_counter() - started
         length = _length(report, limit, settings.max_new_tokens)
@@ -272,5 +273,6 @@ def _row_tokens(recipe: RecipeConfig, index: int, folder: Path) -> float:
         max_length=settings.max_length,
         window_size=settings.window_size,
         misfits=settings.misfits,
+        states="on_policy",  # whichever there are: their lengths are the same
     )
     return statistics.mean(rows.lengths) * settings.batch_size * settings.gradient_accumulation_steps
