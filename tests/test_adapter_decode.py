@@ -163,7 +163,7 @@ def test_sampled_text_is_the_bases_own_too(arch: str) -> None:
     ids = torch.tensor([prompt()])
     for seed in range(3):
         expected = generate(shared_model(arch), ids, decode=DecodeConfig("ar", sample_seed=seed), **sampling)
-        for decoder in ("window", "recycle", "multiblock"):
+        for decoder in DECODERS:
             decode = DecodeConfig(decoder, 6, sample_seed=seed)
             assert torch.equal(generate(shared_adapted(arch), ids, decode=decode, **sampling), expected)
 
