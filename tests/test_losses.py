@@ -135,6 +135,20 @@ def test_loss_does_not_depend_on_the_size_of_a_chunk():
         assert_same_gradients(gradients(model, losses.total), expected, 1e-6)
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_activations_computed_twice_give_the_same_gradients(arch):
+    model, inputs, calls = tiny_model(arch).train(), batch(), []
+    model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    kept = packed(model, inputs)
+    expected = gradients(model, kept.total)
+    assert len(calls) == 1
+    model.activation_checkpointing_enable()
+    again = packed(model, inputs)
+    torch.testing.assert_close(again, kept, rtol=1e-6, atol=1e-6)
+    assert_same_gradients(gradients(model, again.total), expected, 1e-6)
+    assert len(calls) == 3, "the layer runs again in the backward pass"
+
+
 class Largest(TorchDispatchMode):
     """Remembers how many values the largest tensor had that any operation made."""
 

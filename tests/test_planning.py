@@ -137,6 +137,13 @@ def test_checkpointing_and_muon_and_shorter_rows_show_in_the_parts() -> None:
     assert parts("rounds.0.max_length=1024")["mask"] == plain["mask"] / 4
 
 
+def test_states_made_while_training_move_time_from_collecting_to_training() -> None:
+    stored, made = of_7b(), of_7b("rounds.0.states=on_policy")
+    assert stage(made, "collect-1")["seconds"] < stage(stored, "collect-1")["seconds"]
+    assert stage(made, "train-1")["seconds"] > stage(stored, "train-1")["seconds"]
+    assert stage(made, "collect-2") == stage(stored, "collect-2")
+
+
 def test_a_faster_machine_takes_less_time() -> None:
     recipe = load_recipe("qwen2.5-coder-7b", ["model.name=seven", "prompts.source=prompts.jsonl"])
     slow, fast = (
@@ -175,7 +182,9 @@ def test_training_that_brings_no_speed_never_pays() -> None:
 # Measured ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [[], ["peft.method=lora", "peft.rank=2", "peft.merge=false"]])
+@pytest.mark.parametrize(
+    "changes", [[], ["peft.method=lora", "peft.rank=2", "peft.merge=false", "rounds.0.states=on_policy"]]
+)
 def test_a_micro_run_foresees_what_the_run_leaves_on_disk(place: Path, tmp_path: Path, changes: list[str]) -> None:
     recipe = load_recipe("recipe.yaml", ["collect.batch_size=8", *changes], tmp_path / "run")
     found = estimate_recipe(recipe)

@@ -140,7 +140,10 @@ def _train(recipe: RecipeConfig, settings: RoundConfig, shape: Shape, hardware: 
     passes = 6 if trained == shape.parameters else 4
     passes += 2 if settings.gradient_checkpointing else 0
     attention = passes * shape.layers * shape.queries * settings.max_length  # both products, half of the square
-    flops = tokens * (passes * (shape.parameters - shape.table) + attention)
+    flops: float = tokens * (passes * (shape.parameters - shape.table) + attention)
+    if settings.states == "on_policy":
+        # Drafts, half of the row, are swept while training: half of a trajectory, over half of the slots, on average.
+        flops += tokens * (shape.parameters - shape.table) * SWEEPS_PER_SLOT * settings.block_size / 4
     adam = 3 if settings.optimizer == "adamw" else 2
     checkpoint = 4.0 * trained * adam
     whole = recipe.mode == "full" and (trained == shape.parameters or recipe.peft.merge)
