@@ -25,7 +25,7 @@ from jacobi_forcing.recipe.collecting import collect_trajectories
 from jacobi_forcing.recipe.planning.peak import Peak
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.run import adapter_trainer, trainer
-from jacobi_forcing.recipe.settings import round_prompts, sweeps_blocks
+from jacobi_forcing.recipe.settings import round_noise, round_prompts, sweeps_blocks
 from jacobi_forcing.trajectories.store import TrajectoryReader
 
 WARM_UP = 2
@@ -131,6 +131,7 @@ def _collect(recipe: RecipeConfig, folder: Path, number: int, threads: int) -> f
             folder=folder / "trajectories",
             reporter=Reporter(),
             states=sweeps_blocks(recipe, settings),
+            needed=round_noise(settings),
         )
         seconds.append((time.process_time() - started, report["trajectories"]))
     _, (few, one), (many, all_) = seconds
