@@ -118,7 +118,8 @@ class Check:
             ids = generator.choices(range(vocab), k=prompt)
             trajectories.append(Trajectory(sample, ids, text, False, BLOCK, states))
             left, sample = left - prompt - 2 * response, sample + 1
-        rows = PackedRows(trajectories, max_length=longest, window_size=8)
+        # Windows of two blocks, the second of them noisy: the masks differ, and there is something to learn.
+        rows = PackedRows(trajectories, max_length=longest, window_size=2)
         batch = Collator(buckets=bucket_lengths(longest))([rows[0]])
         return {name: value.to(self.device) for name, value in batch.items()}
 

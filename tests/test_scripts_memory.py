@@ -92,6 +92,7 @@ def test_the_parts_of_the_look_at_a_gpu_that_need_no_kernel_run_quickly(tmp_path
         check.part("fault", lambda: 1 / 0)
     found = json.loads((tmp_path / "gpu_check.json").read_text())["parts"]
     assert [part["ok"] for part in found.values()] == [True, True, False]
+    assert len({entry["dense"] for entry in found["exactness"]["found"].values()}) == 4, "the masks differ"
     assert "ZeroDivisionError" in found["fault"]["error"]
     assert found["7B"]["found"]["trained"] == "lora, checkpointing" and found["7B"]["found"]["loss"] > 0
 
