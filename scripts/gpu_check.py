@@ -118,8 +118,8 @@ class Check:
             ids = generator.choices(range(vocab), k=prompt)
             trajectories.append(Trajectory(sample, ids, text, False, BLOCK, states))
             left, sample = left - prompt - 2 * response, sample + 1
-        # Windows of two blocks, the second of them noisy: the masks differ, and there is something to learn.
-        rows = PackedRows(trajectories, max_length=longest, window_size=2)
+        # Every block is noisy: so all masks differ, and there is something to learn.
+        rows = PackedRows(trajectories, max_length=longest, window_size=2, t_min=0.6)
         batch = Collator(buckets=bucket_lengths(longest))([rows[0]])
         return {name: value.to(self.device) for name, value in batch.items()}
 
