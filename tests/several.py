@@ -51,12 +51,16 @@ def full(folder: Path, batch: int, resume: str | None = None, **changes: Any) ->
     return trainer
 
 
-def adapter(folder: Path, batch: int, **changes: Any) -> AdapterTrainer:
+def adapter(folder: Path, batch: int, resume: str | None = None, **changes: Any) -> AdapterTrainer:
     """Train a gated adapter."""
     own = {"rank": 3, "lines_per_response": 3, "max_sweeps": 2, "per_device_train_batch_size": batch}
     args = AdapterConfig(output_dir=str(folder), **{**COMMON, **own, "save_strategy": "no", **changes})
     trainer = AdapterTrainer(tiny_model("llama"), args, TRAJECTORIES)
-    trainer.train()
+    writes: list[Path] = []
+    save = trainer.adapter.save
+    trainer.adapter.save = lambda place, *rest: (writes.append(Path(place)), save(place, *rest))[1]  # type: ignore[method-assign]  # watched
+    trainer.train(resume_from_checkpoint=resume)
+    assert is_main() or not writes, "only the main process writes"
     return trainer
 
 
@@ -120,7 +124,7 @@ def collect_shared(folder: Path) -> None:
     real = collect_module.TorchrunExecutor.run
     killed = sys.argv[2] == "killed" and not is_main()
     if killed:
-        collect_module.TorchrunExecutor.run = lambda self, work, *rest: real(self, Doomed(work, folder), *rest)  # type: ignore[method-assign]
+        collect_module.TorchrunExecutor.run = lambda self, work, *rest: real(self, Doomed(work, folder), *rest)  # type: ignore[method-assign]  # watched
     run(tiny_model("llama"), folder / "out", shard_size=1)
 
 
@@ -147,7 +151,8 @@ def main(folder: Path) -> None:
         "resumed": outcome(full(folder / "again", 2, resume=str(folder / "full" / "checkpoint-3"))),
         "accumulated": outcome(full(folder / "accumulated", 1, gradient_accumulation_steps=2)),
         "on_policy": outcome(full(folder / "on_policy", 2, states="on_policy")),
-        "adapter": outcome(adapter(folder / "adapter", 2)),
+        "adapter": outcome(adapter(folder / "adapter", 2, **steps)),
+        "adapter resumed": outcome(adapter(folder / "more", 2, resume=str(folder / "adapter" / "checkpoint-3"))),
         "sharded": sharded_gradients(folder / "sharded"),
     }
     if is_main():

@@ -12,6 +12,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 import several
+from collecting import run
 from jacobi_forcing.errors import ArtefactError, ConfigError
 from jacobi_forcing.recipe import load_recipe, run_recipe
 from jacobi_forcing.training import Collator, JacobiForcingConfig, JacobiForcingTrainer
@@ -62,9 +63,21 @@ def test_two_processes_train_as_one_with_twice_the_batch(case: str, found: dict[
     assert_same(found[case], several.outcome(trainer))
 
 
-def test_two_processes_resume_to_the_bit(found: dict[str, Any]) -> None:
-    for name, value in found["full"]["weights"].items():
-        assert torch.equal(found["resumed"]["weights"][name], value), name
+@pytest.mark.parametrize(("whole", "resumed"), [("full", "resumed"), ("adapter", "adapter resumed")])
+def test_two_processes_resume_to_the_bit(whole: str, resumed: str, found: dict[str, Any]) -> None:
+    for name, value in found[whole]["weights"].items():
+        assert torch.equal(found[resumed]["weights"][name], value), name
+
+
+def test_a_gated_adapter_is_trained_and_saved_by_two_processes(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    run(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), tmp_path / "responses", states=False)
+    command = ("train", "-t", "responses", "--model", "model", "--device", "cpu", "--mode", "adapter", "--rank", "2")
+    more = ("--steps", "4", "--save-steps", "1", "--batch-size", "1", "-o", "out")
+    done = torchrun(tmp_path, "-m", "jacobi_forcing", *command, *more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "out/model/adapter_model.safetensors").is_file()
+    assert not (tmp_path / "out/checkpoints").exists()
 
 
 def test_weights_that_are_shared_out_get_the_same_gradients(found: dict[str, Any], tmp_path: Path) -> None:

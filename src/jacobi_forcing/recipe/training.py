@@ -146,6 +146,8 @@ def resume(trainer: Trainer, checkpoints: Path, reporter: Reporter) -> None:
     if last is not None:
         reporter.note(f"goes on at step {last.name.removeprefix('checkpoint-')}")
     trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    # Each process leaves the state of its random numbers in the last checkpoint; only then may that go.
+    processes.wait()
 
 
 def _save(loaded: Loaded, model: ModelConfig, folder: Path, decode: DecodeConfig, record: dict[str, Any]) -> None:

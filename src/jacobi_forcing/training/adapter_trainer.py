@@ -255,7 +255,9 @@ class AdapterTrainer(Trainer):
             return self._within(model, self._prepare_inputs(inputs)).total.detach(), None, None
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Write the adapter, not the base. Called by the library."""
+        """Write the adapter, not the base. Called by the library, in every process."""
+        if not self.args.should_save:
+            return
         folder = Path(output_dir or str(self.settings.output_dir))
         self.adapter.save(folder)
         if self.processing_class is not None:
