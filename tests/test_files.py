@@ -6,11 +6,13 @@ import pytest
 
 from jacobi_forcing.errors import ArtefactError
 from jacobi_forcing.files import (
+    append_text,
     file_sha256,
     link_folder,
     new_folder,
     read_json,
     remove,
+    whole_lines,
     write_file,
     write_json,
     write_text,
@@ -85,3 +87,22 @@ def test_a_linked_folder_holds_the_same_files_and_outlives_the_first(tmp_path: P
     remove(tmp_path / "a")
     remove(tmp_path / "never-was")
     assert (tmp_path / "b" / "deep" / "file").read_text() == "x"
+
+
+def test_lines_are_appended_and_one_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_text(path, "one\n")
+    append_text(path, "zwö\n")
+    assert whole_lines(path) == [b"one", "zwö".encode()]
+    with path.open("a") as file:
+        file.write("thr")
+    assert whole_lines(path) == [b"one", "zwö".encode()]
+    append_text(path, "three\n")
+    assert path.read_text(encoding="utf-8") == "one\nzwö\nthree\n"
+
+
+def test_a_file_of_lines_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match="Cannot read"):
+        whole_lines(tmp_path / "none")
+    with pytest.raises(ArtefactError, match="Cannot write"):
+        append_text(tmp_path, "a folder\n")

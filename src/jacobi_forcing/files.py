@@ -55,6 +55,40 @@ def write_text(path: str | Path, text: str) -> Path:
     return write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def append_text(path: Path, text: str) -> None:
+    """Add whole lines to a text file; they are on disk when this returns.
+
+    Raises:
+        ArtefactError: The disk refuses.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ArtefactError(
+            f"Cannot write '{path}'", seen=error.strerror, remedy="check the disk, then start again"
+        ) from error
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that `append_text` fills; what a kill left of the last one is cut off, the file's too.
+
+    Raises:
+        ArtefactError: The disk refuses.
+    """
+    try:
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+    except OSError as error:
+        raise ArtefactError(f"Cannot read '{path}'", seen=error.strerror, remedy="check the path") from error
+    return whole.splitlines()
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, 64 hex digits."""
     with path.open("rb") as file:

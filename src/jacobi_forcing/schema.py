@@ -136,17 +136,44 @@ class Config:
         Raises:
             ConfigError: The file is missing, is not YAML, or holds wrong settings.
         """
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"Cannot read '{path}'", seen=error.strerror, remedy="check the path") from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"'{path}' is not valid YAML", seen=" ".join(str(error).split())) from error
+        values = read_yaml(path)
         return cls.from_dict(values if values is not None else {})
 
     def to_yaml(self) -> str:
         """The settings as YAML text."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+
+def read_yaml(path: str | Path) -> Any:
+    """What stands in a YAML file, unchecked.
+
+    Raises:
+        ConfigError: The file cannot be read, is not UTF-8 text, or is not YAML.
+    """
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read '{path}'", seen=error.strerror, remedy="check the path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Cannot read '{path}'", seen=str(error)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"'{path}' is not valid YAML", seen=" ".join(str(error).split())) from error
+
+
+def read_mapping(path: str | Path, kind: str) -> dict[str, Any]:
+    """The keys and values of a YAML file, unchecked.
+
+    Args:
+        path: The file.
+        kind: What it is to be, for the error.
+
+    Raises:
+        ConfigError: See `read_yaml`, or the file holds no mapping.
+    """
+    values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise ConfigError(f"'{path}' holds no {kind}", seen=type(values).__name__, expected="key: value lines")
+    return values
 
 
 def dataclasses_help(cls: type[Config], name: str) -> str:

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jacobi_forcing.config import ROUND_LENGTHS, RecipeConfig
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.recipe.settings import SHIPPED, assign, find_recipe, override_value, read_recipe, recipe_of
-from jacobi_forcing.schema import Config, option
+from jacobi_forcing.schema import Config, option, read_mapping
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
@@ -123,14 +121,7 @@ def load_grid(
         ConfigError: A file cannot be read, or holds wrong settings.
     """
     path = find_grid(name)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read '{path}'", seen=str(error)) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"'{path}' is not valid YAML", seen=" ".join(str(error).split())) from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"'{path}' holds no grid", seen=type(values).__name__, expected="key: value lines")
+    values = read_mapping(path, "grid")
     for override in overrides:
         override_value(values, override)
     if output is not None:

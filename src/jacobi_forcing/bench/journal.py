@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jacobi_forcing.errors import ArtefactError
-from jacobi_forcing.files import write_text
+from jacobi_forcing.files import append_text, whole_lines, write_text
 from jacobi_forcing.formats import stamped
 
 HEAD, CALL = "tune-head", "tune-call"
@@ -49,10 +48,7 @@ class Journal:
         call = {"search": search, "setting": setting, "batch": batch, "repeat": repeat, **figures}
         self._keep(call)
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(stamped(CALL, call)) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_text(self.path, json.dumps(stamped(CALL, call)) + "\n")
 
     def of(self, search: str) -> dict[Place, dict[str, Any]]:
         """The calls of a search by place."""
@@ -63,10 +59,9 @@ class Journal:
         self.of(str(call["search"]))[place] = dict(call)
 
     def _read(self, path: Path, head: Mapping[str, Any]) -> None:
-        text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]  # what a kill left of the last line is measured again
+        lines = whole_lines(path)  # what a kill left of the last one is measured again
         try:
-            found, *calls = [json.loads(line) for line in whole.splitlines()] or [None]
+            found, *calls = [json.loads(line) for line in lines] or [None]
         except ValueError as error:
             raise ArtefactError(
                 f"'{path}' is damaged", seen=str(error), remedy="remove it, or start anew with --fresh"
@@ -80,8 +75,6 @@ class Journal:
             )
         for call in calls:
             self._keep(call)
-        if whole != text:
-            write_text(path, whole)
 
 
 def rate(calls: Mapping[Place, Mapping[str, Any]], setting: int, places: Iterable[tuple[int, int]]) -> float | None:

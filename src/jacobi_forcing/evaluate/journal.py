@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jacobi_forcing.errors import ArtefactError
-from jacobi_forcing.files import read_json, write_json
+from jacobi_forcing.files import append_text, read_json, whole_lines, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +89,7 @@ class Journal:
         if self._path is None:
             return
         lines = "".join(json.dumps(dataclasses.asdict(answer), ensure_ascii=False) + "\n" for answer in new)
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise ArtefactError(
-                f"Cannot write '{self._path}'", seen=error.strerror, remedy="check the disk, then start again"
-            ) from error
+        append_text(self._path, lines)
 
     def _check(self, folder: Path, settings: dict[str, Any]) -> None:
         settings = json.loads(json.dumps(settings))
@@ -117,20 +108,12 @@ class Journal:
             write_json(path, settings)
 
     def _read(self, path: Path) -> None:
-        """Take what is there; a last line without its end was cut off by a kill, and is cut off the file too."""
-        try:
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if len(whole) < len(content):
-                with path.open("r+b") as file:
-                    file.truncate(len(whole))
-            for number, line in enumerate(whole.splitlines(), 1):
-                try:
-                    answer = Answer(**json.loads(line))
-                except (ValueError, TypeError) as error:
-                    raise ArtefactError(
-                        f"'{path}' line {number} is damaged", seen=str(error), remedy="delete that line, or the file"
-                    ) from error
-                self.answers[answer.key] = answer
-        except OSError as error:
-            raise ArtefactError(f"Cannot read '{path}'", seen=error.strerror, remedy="check the path") from error
+        """Take what is there."""
+        for number, line in enumerate(whole_lines(path), 1):
+            try:
+                answer = Answer(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise ArtefactError(
+                    f"'{path}' line {number} is damaged", seen=str(error), remedy="delete that line, or the file"
+                ) from error
+            self.answers[answer.key] = answer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jacobi_forcing.errors import DataError, MissingExtraError
+from jacobi_forcing.errors import DataError
 from jacobi_forcing.evaluate.benchmarks import Benchmark, Grade, Record
 from jacobi_forcing.evaluate.sandbox import Isolation, SandboxLimits
+from jacobi_forcing.trajectories.sources import hub_rows, json_lines
 
 
 def read_records(path: str | Path, benchmark: Benchmark, limit: int | None = None) -> list[Record]:
@@ -25,23 +25,9 @@ def read_records(path: str | Path, benchmark: Benchmark, limit: int | None = Non
         DataError: The file cannot be read, is empty, or a line is broken or lacks a field.
     """
     records: list[Record] = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if limit is not None and len(records) >= limit:
-                    break
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise DataError(f"'{path}' line {number} is not valid JSON", seen=str(error)) from error
-                benchmark.check(record, f"'{path}' line {number}")
-                records.append(record)
-    except OSError as error:
-        raise DataError(f"Cannot read '{path}'", seen=error.strerror, remedy="check the path") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"'{path}' is not UTF-8 text", seen=str(error)) from error
+    for where, record in itertools.islice(json_lines(path), limit):
+        benchmark.check(record, where)
+        records.append(record)
     if not records:
         raise DataError(f"'{path}' is empty", expected="one JSON object a line")
     return records
@@ -54,18 +40,14 @@ def hub_records(benchmark: Benchmark, limit: int | None = None) -> list[Record]:
         DataError: They cannot be loaded, or one lacks a field.
         MissingExtraError: `datasets` is not installed.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError("datasets", "eval") from error
-    try:
-        rows = datasets.load_dataset(benchmark.path, benchmark.subset, split=benchmark.split)
-    except Exception as error:  # the library raises dozens of kinds: no such set, split or subset, no network
-        raise DataError(
-            f"Cannot load '{benchmark.path}' from the hub",
-            seen=" ".join(str(error).split())[:300],
-            remedy=f"name a file: --data {benchmark.name}=FILE.jsonl",
-        ) from error
+    rows = hub_rows(
+        benchmark.path,
+        benchmark.subset,
+        benchmark.split,
+        extra="eval",
+        message=f"Cannot load '{benchmark.path}' from the hub",
+        remedy=f"name a file: --data {benchmark.name}=FILE.jsonl",
+    )
     records: list[Record] = [dict(row) for row in itertools.islice(rows, limit)]
     for index, record in enumerate(records):
         benchmark.check(record, f"'{benchmark.path}' row {index}")

@@ -26,6 +26,7 @@ from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.recipe.checks import check_sources
 from jacobi_forcing.schedule import NoiseSchedule
+from jacobi_forcing.schema import read_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -83,16 +84,7 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, or holds no mapping.
     """
-    path = find_recipe(name)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read '{path}'", seen=str(error)) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"'{path}' is not valid YAML", seen=" ".join(str(error).split())) from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"'{path}' holds no recipe", seen=type(values).__name__, expected="key: value lines")
-    return values
+    return read_mapping(find_recipe(name), "recipe")
 
 
 def recipe_of(values: dict[str, Any]) -> RecipeConfig:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from jacobi_forcing.blocks import truncate
 from jacobi_forcing.config import PromptsConfig
 from jacobi_forcing.errors import DataError
 from jacobi_forcing.trajectories.prompts import Prompt, encode_prompt
+from jacobi_forcing.trajectories.sources import json_lines
 
 _IDS = ("response_ids", "token_ids", "output_token_ids")
 _PROMPT_IDS = ("prompt_ids", "prompt_token_ids")
@@ -105,20 +105,7 @@ def read_responses(
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"Cannot read '{path}'", seen=error.strerror, remedy="check the path") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"'{path}' is not UTF-8 text", seen=str(error)) from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"'{path}' line {number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{where} is not valid JSON", seen=str(error)) from error
+    for where, record in json_lines(path):
         if not isinstance(record, Mapping):
             raise DataError(f"{where} is not an object", seen=type(record).__name__, expected='{"key": value, ...}')
         yield where, record

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,8 @@ from jacobi_forcing.config import PromptsConfig, Template
 from jacobi_forcing.embedded import BUILTIN, BUILTIN_TASKS
 from jacobi_forcing.embedded.problems import problems
 from jacobi_forcing.embedded.structured import orders
-from jacobi_forcing.errors import DataError, MissingExtraError
+from jacobi_forcing.errors import DataError
+from jacobi_forcing.trajectories.sources import hub_rows, json_lines
 
 logger = logging.getLogger(__name__)
 
@@ -228,40 +228,24 @@ def _builtin_records(config: PromptsConfig) -> Iterator[Record]:
 
 
 def _jsonl_records(config: PromptsConfig) -> Iterator[Record]:
-    path, index = config.source, 0
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise DataError(f"'{path}' line {number} is not valid JSON", seen=str(error)) from error
-                yield (index, *_fields(record, config, f"'{path}' line {number}"))
-                index += 1
-    except OSError as error:
-        raise DataError(f"Cannot read '{path}'", seen=error.strerror, remedy="check the path") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"'{path}' is not UTF-8 text", seen=str(error)) from error
+    index = 0
+    for where, record in json_lines(config.source):
+        yield (index, *_fields(record, config, where))
+        index += 1
     if index == 0:
-        raise DataError(f"'{path}' is empty", expected="one JSON object a line")
+        raise DataError(f"'{config.source}' is empty", expected="one JSON object a line")
 
 
 def _hub_records(config: PromptsConfig) -> Iterator[Record]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError("datasets", "train") from error
-    try:
-        rows = datasets.load_dataset(config.source, config.subset, split=config.split)
-    except Exception as error:  # the library raises dozens of kinds: no such set, split or subset, no network
-        raise DataError(
-            f"Cannot load the data set '{config.source}'",
-            seen=" ".join(str(error).split())[:300],
-            expected=f"a path that ends in .jsonl, a hub data set with split '{config.split}', "
-            f"{' or '.join(BUILTIN_TASKS)}",
-        ) from error
+    rows = hub_rows(
+        config.source,
+        config.subset,
+        config.split,
+        extra="train",
+        message=f"Cannot load the data set '{config.source}'",
+        expected=f"a path that ends in .jsonl, a hub data set with split '{config.split}', "
+        f"{' or '.join(BUILTIN_TASKS)}",
+    )
     for index, record in enumerate(rows):
         yield (index, *_fields(record, config, f"'{config.source}' row {index}"))
 

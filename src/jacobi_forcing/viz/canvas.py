@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,12 @@ def panels(path: str | Path, count: int, title: str) -> Iterator[list[Axes]]:
         figure.suptitle(title, fontsize=12)
         stamp: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
         write_file(path, lambda target: figure.savefig(target, format=kind, dpi=140, transparent=True, metadata=stamp))
+
+
+def measured_on(result: Mapping[str, Any]) -> str:
+    """The model, its dtype, and the device with its threads: what a figure's title begins with."""
+    threads = f", {result['threads']} thread{'s' * (result['threads'] > 1)}" if result["threads"] else ""
+    return f"{result['label']}, {result['dtype']}, {result['device_name']}{threads}"
 
 
 def tone(index: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jacobi_forcing.viz.canvas import INK, legend_below, panels, tone
+from jacobi_forcing.viz.canvas import INK, legend_below, measured_on, panels, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,9 +27,7 @@ def draw_profile(result: Form, path: str | Path) -> None:
         ArtefactError, ConfigError, MissingExtraError: See `panels`.
     """
     rows = f", {result['batch_size']} rows" if result["batch_size"] > 1 else ""
-    threads = f", {result['threads']} thread{'s' * (result['threads'] > 1)}" if result["threads"] else ""
-    title = f"{result['label']}, {result['dtype']}, {result['device_name']}{threads}{rows}"
-    with panels(path, 3, title) as (latency, gain, share):
+    with panels(path, 3, measured_on(result) + rows) as (latency, gain, share):
         _latency(latency, result)
         _gain(gain, result["contexts"][0])
         _share(share, result["contexts"][0])

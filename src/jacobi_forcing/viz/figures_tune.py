@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jacobi_forcing.viz.canvas import INK, legend_below, panels, tone
+from jacobi_forcing.viz.canvas import INK, legend_below, measured_on, panels, tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +27,7 @@ def draw_tune(result: Form, path: str | Path) -> None:
     Raises:
         ArtefactError, ConfigError, MissingExtraError: See `panels`.
     """
-    threads = f", {result['threads']} thread{'s' * (result['threads'] > 1)}" if result["threads"] else ""
-    title = f"{result['label']}, {result['dtype']}, {result['device_name']}{threads}: settings without a fault"
+    title = f"{measured_on(result)}: settings without a fault"
     surfaces = [surface for surface in result["surfaces"] if _flat(surface)]
     with panels(path, 1 + len(surfaces), title) as (curves, *contours):
         _curves(curves, result)
