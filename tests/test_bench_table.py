@@ -8,6 +8,7 @@ import pytest
 from benching import JACOBI, MULTIBLOCK, RECYCLE, WINDOW, load_tiny, prompts_for
 from jacobi_forcing.bench import COLUMNS, ModelResult, bench, columns, markdown, notes, rows
 from jacobi_forcing.bench.details import details, overhead
+from jacobi_forcing.viz.sections import quality_line
 
 Form = dict[str, Any]
 
@@ -57,9 +58,21 @@ def test_the_table_never_shows_speed_without_quality_and_exactness(form: Form) -
     assert "to be expected" in text
 
 
+def test_a_task_that_is_graded_in_parts_shows_them_beside_the_solve_rate(form: Form) -> None:
+    shares = {"parses": 1.0, "schema": 0.75, "fields": 0.5}
+    graded = {name: {"count": round(4 * share), "share": share, "interval": [0.1, 1.0]} for name, share in shares.items()}
+    (plain,) = rows([only(form, "ar")])
+    quality = {**form["decoders"][0]["quality"], "parts": graded}
+    (row,) = rows([{**only(form, "ar"), "quality": quality}])
+    cells = dict(zip(columns([{**only(form, "ar"), "quality": quality}]), row, strict=True))
+    assert cells["in parts"] == "parses 100.0 %, schema 75.0 %, fields 50.0 %"
+    assert len(row) == len(plain) + 1
+    assert "schema 75.0 %" in quality_line([{**form, "quality": quality}])
+
+
 def test_settings_and_batch_have_a_column_where_rows_differ_in_them(form: Form) -> None:
     plain = only(form, "ar", "window")
-    assert columns([plain]) == tuple(name for name in COLUMNS if name not in ("settings", "batch"))
+    assert columns([plain]) == tuple(name for name in COLUMNS if name not in ("settings", "batch", "in parts"))
     assert "settings" in columns([form])
     table = rows([only(form, "window", "recycle")])
     assert [row[1:4] for row in table] == [("window", "–", "4"), ("recycle", "candidates=2", "4")]

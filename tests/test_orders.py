@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from jacobi_forcing.config import PromptsConfig
 from jacobi_forcing.embedded.structured import EXAMPLE, SCHEMA, follows_schema, orders, read_object
 from jacobi_forcing.errors import DataError
-from jacobi_forcing.evaluate.tasks import grade
-from jacobi_forcing.trajectories.prompts import load_prompts
-from tiny_folder import byte_tokenizer
+from jacobi_forcing.evaluate import quality_of
+from jacobi_forcing.evaluate.tasks import grade, grade_parts
+from jacobi_forcing.formats import common
+from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
+from tiny_folder import EOS, byte_tokenizer
 
 
 def test_an_order_reads_as_it_always_did() -> None:
@@ -70,6 +73,40 @@ def test_anything_else_is_wrong(text: str) -> None:
 def test_a_truth_value_is_no_number_and_a_list_no_object() -> None:
     assert not follows_schema({**EXAMPLE.values, "quantity": True})
     assert read_object("[1]") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "parses", "schema", "fields"),
+    [
+        ("no object", False, False, False),
+        ("{}", True, False, False),
+        (json.dumps({**EXAMPLE.values, "quantity": "7"}), True, False, False),
+        (json.dumps({**EXAMPLE.values, "quantity": 7.0}), True, False, False),
+        (json.dumps({**EXAMPLE.values, "more": 1}), True, False, False),
+        (json.dumps({**EXAMPLE.values, "city": "Oslo"}), True, True, False),
+        (json.dumps(dict(reversed(EXAMPLE.values.items()))), True, True, True),
+    ],
+)
+def test_an_answer_is_graded_in_three_parts_and_the_last_is_the_grade(
+    text: str, parses: bool, schema: bool, fields: bool
+) -> None:
+    assert grade_parts("orders", text, EXAMPLE.answer) == {"parses": parses, "schema": schema, "fields": fields}
+    assert grade("orders", text, EXAMPLE.answer) is fields
+
+
+def test_the_shares_of_the_parts_stand_beside_the_solve_rate() -> None:
+    tokenizer = byte_tokenizer()
+    texts = ["none", "{}", json.dumps({**EXAMPLE.values, "city": "Oslo"}), EXAMPLE.answer]
+    prompts = [Prompt(index, "", [2], EXAMPLE.answer) for index in range(4)]
+    responses = [[*tokenizer(text)["input_ids"], EOS] for text in texts]
+    value = quality_of(responses, prompts, tokenizer, [EOS], "orders").to_dict()
+    assert {name: part["count"] for name, part in value["parts"].items()} == {"parses": 3, "schema": 2, "fields": 1}
+    assert value["parts"]["fields"]["share"] == value["solve_rate"] == 0.25
+    assert value["parts"]["fields"]["interval"] == value["solve_rate_interval"]
+    validator = Draft202012Validator(common()["$defs"]["quality"] | {"$defs": common()["$defs"]})
+    validator.validate(value)
+    assert not validator.is_valid({**value, "parts": {"parses": {"count": 3}}})
+    assert "parts" not in quality_of(responses, prompts, tokenizer, [EOS]).to_dict()
 
 
 def test_a_reference_without_an_object_is_refused() -> None:

@@ -13,6 +13,7 @@ COLUMNS = (
     "batch",
     "n",
     "solved",
+    "in parts",
     "repeats",
     "TPF",
     "TPS",
@@ -20,7 +21,7 @@ COLUMNS = (
     "exact",
     "cost(n)/cost(1)",
 )
-_PLAIN = {"settings": "–", "batch": "1"}
+_PLAIN = {"settings": "–", "batch": "1", "in parts": "–"}
 """Columns that are left out where all rows say this."""
 LEGEND = (
     "TPF: tokens per forward of the model, prefill included. TPS: tokens per second, all rows of a batch together, "
@@ -68,6 +69,7 @@ def _row(result: Form, decoder: Form) -> tuple[str, ...]:
         str(_batch(decoder)),
         "–" if size is None else str(size),
         "–" if solved is None else f"{100 * solved:.1f} % of {quality['answers']}",
+        graded_parts(quality) or "–",
         f"{100 * quality['repetition_rate']:.1f} %",
         f"{decoder['tokens_per_forward']:.2f}",
         f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}",
@@ -75,6 +77,11 @@ def _row(result: Form, decoder: Form) -> tuple[str, ...]:
         _exact(decoder),
         _cost(decoder),
     )
+
+
+def graded_parts(quality: Form) -> str:
+    """Shares of the answers that came so far, for a task that is graded in steps; empty for others."""
+    return ", ".join(f"{name} {100 * part['share']:.1f} %" for name, part in quality.get("parts", {}).items())
 
 
 def _batch(decoder: Form) -> int:

@@ -110,4 +110,37 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 def follows_schema(value: dict[str, Any]) -> bool:
     """Whether an object has the keys of `SCHEMA`, no other, with values of their types."""
-    return value.keys() == SCHEMA.keys() and all(type(value[key]) is kind for key, kind in SCHEMA.items())
+    return _has_form(value, SCHEMA)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How far an answer is right; each part needs the one before.
+
+    Attributes:
+        parses: It holds a JSON object.
+        schema: The first one has the reference's keys, no other, with values of the reference's types.
+        fields: All of its values are the reference's.
+    """
+
+    parses: bool
+    schema: bool
+    fields: bool
+
+
+def examine(text: str, wanted: dict[str, Any]) -> Parts:
+    """Grade an answer part by part.
+
+    Args:
+        text: What a model wrote, without the prompt.
+        wanted: The reference object. The order of keys does not matter.
+    """
+    value = read_object(text)
+    if value is None:
+        return Parts(False, False, False)
+    schema = _has_form(value, {key: type(part) for key, part in wanted.items()})
+    return Parts(True, schema, schema and value == wanted)
+
+
+def _has_form(value: dict[str, Any], form: dict[str, type]) -> bool:
+    return value.keys() == form.keys() and all(type(value[key]) is kind for key, kind in form.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from jacobi_forcing.decode.engine import make_row, run
 from jacobi_forcing.decode.stats import DecodeStats, RowStats, one_by_one
 from jacobi_forcing.errors import DataError
 from jacobi_forcing.evaluate.statistics import Wilson
-from jacobi_forcing.evaluate.tasks import grade
+from jacobi_forcing.evaluate.tasks import grade, grade_parts
 from jacobi_forcing.trajectories.prompts import Prompt
 from jacobi_forcing.trajectories.responses import greedy_responses
 
@@ -37,6 +37,7 @@ class Quality:
         finished: Answers that ended with an end token within the budget.
         repeating: Answers that loop, see `loops`.
         solved: Right answers with the interval; None where answers are not known.
+        parts: Answers that came so far, for tasks that are graded in steps; see `grade_parts`.
     """
 
     answers: int
@@ -44,10 +45,15 @@ class Quality:
     finished: int
     repeating: int
     solved: Wilson | None
+    parts: Mapping[str, Wilson] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts and shares for JSON; `solve_rate` and its interval are null where answers are not known."""
+        """Counts and shares for JSON; `solve_rate` and its interval are null where answers are not known.
+
+        `parts` is there only for tasks that are graded in steps.
+        """
         solved = self.solved
+        parts = {name: {"count": part.count, **_share(part)} for name, part in self.parts.items()}
         return {
             "answers": self.answers,
             "mean_tokens": round(self.tokens / self.answers, 2) if self.answers else 0.0,
@@ -55,8 +61,13 @@ class Quality:
             "repetition_rate": self.repeating / self.answers if self.answers else 0.0,
             "solved": None if solved is None else solved.count,
             "solve_rate": None if solved is None else solved.share,
-            "solve_rate_interval": None if solved is None else [round(solved.low, 4), round(solved.high, 4)],
+            "solve_rate_interval": None if solved is None else _share(solved)["interval"],
+            **({"parts": parts} if parts else {}),
         }
+
+
+def _share(part: Wilson) -> dict[str, Any]:
+    return {"share": part.share, "interval": [round(part.low, 4), round(part.high, 4)]}
 
 
 def loops(ids: Sequence[int], eos_ids: Sequence[int] = ()) -> bool:
@@ -100,17 +111,20 @@ def quality_of(
         DataError: The task needs reference answers and a prompt has none.
     """
     ends = set(eos_ids)
-    solved = None
+    solved, parts = None, dict[str, Wilson]()
     if task != "none":
         texts = tokenizer.batch_decode([list(ids) for ids in responses], skip_special_tokens=True)
-        right = sum(grade(task, text, _answer(prompt)) for text, prompt in zip(texts, prompts, strict=True))
-        solved = Wilson.of_counts(right, len(prompts))
+        pairs = [(text, _answer(prompt)) for text, prompt in zip(texts, prompts, strict=True)]
+        solved = Wilson.of_counts(sum(grade(task, *pair) for pair in pairs), len(pairs))
+        steps = [grade_parts(task, *pair) for pair in pairs]
+        parts = {name: Wilson.of_counts(sum(step[name] for step in steps), len(steps)) for name in (steps[0] if steps else ())}
     return Quality(
         answers=len(responses),
         tokens=sum(map(len, responses)),
         finished=sum(bool(ids) and ids[-1] in ends for ids in responses),
         repeating=sum(loops(ids, eos_ids) for ids in responses),
         solved=solved,
+        parts=parts,
     )
 
 

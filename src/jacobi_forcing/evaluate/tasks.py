@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import typing
 from decimal import Decimal, InvalidOperation
 
 from jacobi_forcing.config import Task
 from jacobi_forcing.embedded.problems import extract_result, is_solved
-from jacobi_forcing.embedded.structured import read_object
+from jacobi_forcing.embedded.structured import examine, read_object
 from jacobi_forcing.errors import DataError
 from jacobi_forcing.evaluate.code import assertions_program
 from jacobi_forcing.evaluate.mathematics import same_mathematics
@@ -27,7 +28,7 @@ def grade(task: Task, text: str, reference: str) -> bool:
 
     Args:
         task: `word_problems`: the number that the answer states last with "The answer is". `gsm8k`: see `final_number`.
-            `orders`: the first JSON object of the text has the reference's keys and values.
+            `orders`: the first JSON object of the text has the reference's keys and values, types included.
             `math`: equality by math-verify. `mbpp`: the reference's tests pass in the sandbox.
         text: What the model wrote, without the prompt.
         reference: The reference answer: a number, or a worked answer that ends with one; for `math` an expression, or
@@ -47,11 +48,30 @@ def grade(task: Task, text: str, reference: str) -> bool:
         stated = extract_result(reference)
         return is_solved(text, int(_reference(reference)) if stated is None else stated)
     if task == "orders":
-        wanted = read_object(reference)
-        if wanted is None:
-            raise DataError("A reference answer holds no JSON object", seen=repr(reference[:80]))
-        return read_object(text) == wanted
+        return grade_parts(task, text, reference)["fields"]
     return final_number(text) == _reference(reference)
+
+
+def grade_parts(task: Task, text: str, reference: str) -> dict[str, bool]:
+    """The steps on the way to a right answer, each of which needs the one before; nothing for tasks without any.
+
+    `orders`: `parses` (there is a JSON object), `schema` (with the reference's keys and types), `fields` (with its
+    values: what `grade` asks for).
+
+    Args:
+        task: How answers are graded.
+        text: What the model wrote, without the prompt.
+        reference: The reference answer.
+
+    Raises:
+        DataError: The reference holds no object.
+    """
+    if task != "orders":
+        return {}
+    wanted = read_object(reference)
+    if wanted is None:
+        raise DataError("A reference answer holds no JSON object", seen=repr(reference[:80]))
+    return dataclasses.asdict(examine(text, wanted))
 
 
 def final_number(text: str) -> Decimal | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jacobi_forcing.bench.details import details, overhead
-from jacobi_forcing.bench.table import LEGEND, columns, notes, rows
+from jacobi_forcing.bench.table import LEGEND, columns, graded_parts, notes, rows
 from jacobi_forcing.viz import figures
 from jacobi_forcing.viz.gather import Found
 from jacobi_forcing.viz.others import other_sections
@@ -94,6 +94,7 @@ def quality_line(models: Sequence[Form]) -> str:
         share = "not graded" if solved is None else f"{100 * solved:.1f} % of {quality['answers']} solved"
         if solved is not None and interval:
             share += f" (95 %: {100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+        share += f" ({graded_parts(quality)})" if graded_parts(quality) else ""
         said.append(f"{model['label']}: {share}, {100 * quality['repetition_rate']:.1f} % end in a loop")
     return "Quality of the answers. " + "; ".join(dict.fromkeys(said)) + "."
 
