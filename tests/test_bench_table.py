@@ -60,7 +60,9 @@ def test_the_table_never_shows_speed_without_quality_and_exactness(form: Form) -
 
 def test_a_task_that_is_graded_in_parts_shows_them_beside_the_solve_rate(form: Form) -> None:
     shares = {"parses": 1.0, "schema": 0.75, "fields": 0.5}
-    graded = {name: {"count": round(4 * share), "share": share, "interval": [0.1, 1.0]} for name, share in shares.items()}
+    graded = {
+        name: {"count": round(4 * share), "share": share, "interval": [0.1, 1.0]} for name, share in shares.items()
+    }
     (plain,) = rows([only(form, "ar")])
     quality = {**form["decoders"][0]["quality"], "parts": graded}
     (row,) = rows([{**only(form, "ar"), "quality": quality}])

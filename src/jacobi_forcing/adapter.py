@@ -151,13 +151,22 @@ class GatedAdapter:
         finally:
             self._gate.open, self._gate.index = False, None
 
-    def save(self, folder: str | Path, base: str | None = None, decode: DecodeConfig | None = None) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        base: str | None = None,
+        decode: DecodeConfig | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Write a plain peft adapter, which is also a `custom_generate` for its base: see `generate_with_adapter`.
 
         Args:
             folder: Made if it is missing.
             base: Name of the base model, for people and for peft; by default where the model was loaded from.
             decode: The settings to decode with; the defaults where None.
+            dtype: What the weights are rounded to on disk; their own by default. bfloat16 halves the file; drafts may
+                then be worse, and the text is still the base's.
 
         Raises:
             MissingExtraError: peft is not installed.
@@ -177,7 +186,7 @@ class GatedAdapter:
         ).to_dict()
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
         weights = {
-            f"{_PREFIX}{name}.{part}.weight": getattr(layer, part).detach().cpu().contiguous()
+            f"{_PREFIX}{name}.{part}.weight": getattr(layer, part).detach().to("cpu", dtype).contiguous()
             for name, layer in self.layers.items()
             for part in ("lora_A", "lora_B")
         }

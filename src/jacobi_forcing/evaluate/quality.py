@@ -117,7 +117,10 @@ def quality_of(
         pairs = [(text, _answer(prompt)) for text, prompt in zip(texts, prompts, strict=True)]
         solved = Wilson.of_counts(sum(grade(task, *pair) for pair in pairs), len(pairs))
         steps = [grade_parts(task, *pair) for pair in pairs]
-        parts = {name: Wilson.of_counts(sum(step[name] for step in steps), len(steps)) for name in (steps[0] if steps else ())}
+        parts = {
+            name: Wilson.of_counts(sum(step[name] for step in steps), len(steps))
+            for name in (steps[0] if steps else ())
+        }
     return Quality(
         answers=len(responses),
         tokens=sum(map(len, responses)),

@@ -1,0 +1,126 @@
+"""Published adapters: what lies under `models/` is small, described and of known origin, and how it gets there."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from jacobi_forcing import DecodeConfig, generate
+from jacobi_forcing.adapter import SETTINGS, WEIGHTS
+from jacobi_forcing.config import ModelConfig, RecipeConfig
+from jacobi_forcing.loading import load
+from jacobi_forcing.recipe import load_recipe, run_recipe
+from test_recipe_adapter import ADAPTER
+from tiny_folder import save_prompts, save_tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("publish_adapter", ROOT / "scripts" / "publish_adapter.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+publishing = script()
+ASKED = argparse.Namespace(base_name="owner/tiny", base=None, extra=[], prompts=4, max_new_tokens=12, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("published")
+    save_tiny(folder / "model")
+    prompts = save_prompts(folder / "prompts.jsonl", 12)
+    recipe = {**ADAPTER, "model": {**ADAPTER["model"], "name": str(folder / "model")}}
+    recipe["prompts"] = {**recipe["prompts"], "source": str(prompts)}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run_recipe(load_recipe("recipe.yaml"))
+        publishing.publish(Path("run"), Path("models/tiny"), ASKED)
+        yield folder
+
+
+def test_every_folder_under_models_is_in_order() -> None:
+    for folder in sorted((ROOT / "models").glob("*")):
+        assert publishing.faults(folder) == [], folder.name
+
+
+def test_what_is_published_is_in_order_and_half_as_large(published: Path) -> None:
+    place = published / "models/tiny"
+    assert publishing.faults(place) == []
+    weights = load_file(place / WEIGHTS)
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    own = load_file(published / "run/model" / WEIGHTS)
+    assert all(torch.equal(weight, own[name].bfloat16()) for name, weight in weights.items())
+    assert json.loads((place / SETTINGS).read_text())["base_model_name_or_path"] == "owner/tiny"
+
+
+def test_the_card_the_recipe_and_the_provenance_tell_of_the_run_and_of_no_machine(published: Path) -> None:
+    place = published / "models/tiny"
+    recipe = RecipeConfig.from_dict(yaml.safe_load((place / "recipe.yaml").read_text()))
+    assert (recipe.model.name, recipe.prompts.source) == ("owner/tiny", "prompts.jsonl")
+    assert recipe.rounds == load_recipe(published / "recipe.yaml").rounds
+    text = (place / "README.md").read_text()
+    assert yaml.safe_load(text.split("---\n")[1])["base_model"] == "owner/tiny"
+    assert "rounded to bfloat16. On 4 held-out prompts the texts equal the base's, 4 of 4" in text
+    record = json.loads((place / "provenance.json").read_text())
+    assert record["checked"]["bfloat16"]["equal_to_base"] == 4
+    assert record["base"]["name"] == "owner/tiny"
+    for path in place.rglob("*.*"):
+        if path.suffix != ".safetensors":
+            assert str(published) not in path.read_text()
+
+
+def test_the_base_takes_it_and_decodes_as_before(published: Path) -> None:
+    base, adapted = (
+        load(ModelConfig(str(published / "model"), device="cpu", adapter=adapter)).model
+        for adapter in (None, str(published / "models/tiny"))
+    )
+    assert all(part.dtype == torch.float32 for part in adapted.parameters())
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = base.generate(ids, do_sample=False, max_new_tokens=20)  # type: ignore[operator]  # a mixin's
+    found = generate(adapted, ids, decode=DecodeConfig("window", 8), do_sample=False, max_new_tokens=20)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda place: (place / "README.md").unlink(), "there is no README.md"),
+        (lambda place: (place / "provenance.json").unlink(), "there is no provenance.json"),
+        (lambda place: (place / "README.md").write_text("# Good"), "has no metadata"),
+        (lambda place: (place / "README.md").write_text("---\ntags: [x]\n---\n"), "tells of no measurement"),
+        (lambda place: (place / "weights.bin").write_bytes(b"x"), "is not safetensors"),
+        (lambda place: (place / "more.txt").write_bytes(b"x" * 25_000_000), "are allowed"),
+        (lambda place: (place / "provenance.json").write_text('{"argv": "/some/x"}'), "holds a path of the machine"),
+        (lambda place: (place / "provenance.json").write_text("{}"), "does not tell 'versions'"),
+    ],
+)
+def test_a_folder_that_lacks_something_is_told_of(published: Path, tmp_path: Path, spoil: object, said: str) -> None:
+    place = tmp_path / "tiny"
+    shutil.copytree(published / "models/tiny", place)
+    assert callable(spoil)
+    spoil(place)
+    assert any(said in fault for fault in publishing.faults(place))
+
+
+def test_a_run_that_is_none_of_an_adapter_is_refused(published: Path, tmp_path: Path) -> None:
+    report = json.loads((published / "run/report.json").read_text())
+    report["recipe"]["mode"] = "full"
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    with pytest.raises(SystemExit, match="no run of an adapter"):
+        publishing.publish(tmp_path, tmp_path / "out", ASKED)
+    assert not (tmp_path / "out").exists()
