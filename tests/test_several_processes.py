@@ -46,6 +46,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             "consistency_loss",
             "ar_loss",
             "noise_ratio",
+            "trained_share",
             "grad_norm",
             "block_sweeps",
             "drifted_blocks",
@@ -137,6 +138,26 @@ def test_sharding_that_cannot_work_is_refused_with_a_remedy(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         JacobiForcingConfig(output_dir=str(tmp_path), use_cpu=True, **changes)
+
+
+def test_two_processes_halt_together_when_one_sees_that_training_has_collapsed(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    save_prompts(tmp_path / "prompts.jsonl", 8)
+    prompts = {"source": "prompts.jsonl", "field": "question", "limit": 4}
+    training = {"block_size": 4, "window_size": 2, "max_length": 160, "batch_size": 1, "steps": 40}
+    recipe = {
+        "model": {"name": "model", "device": "cpu"},
+        "prompts": prompts,
+        "collect": {"max_new_tokens": 24, "shard_size": 4},
+        "rounds": [{**training, "learning_rate": 30.0, "warmup_ratio": 0.9, "lr_scheduler": "linear"}],
+        "evaluation": {"prompts": {**prompts, "offset": 4}, "max_new_tokens": 24, "probe_steps": 1, "base": False},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    done = torchrun(tmp_path, "-m", "jacobi_forcing", "run", "recipe.yaml", "--output", "out")
+    assert done.returncode != 0
+    assert "Training has collapsed at step" in done.stderr, done.stderr[-3000:]
+    assert (tmp_path / "out/round-1/checkpoints/good").is_dir()
+    assert not (tmp_path / "out/round-1/model").exists()
 
 
 def test_a_recipe_run_by_two_processes_writes_once_and_knows_how_many_they_were(

@@ -24,6 +24,7 @@ Task = Literal["none", "word_problems", "gsm8k", "orders", "math", "mbpp"]
 Optimizer = Literal["adamw", "muon"]
 Mode = Literal["full", "adapter"]
 AdapterStates = Literal["drawn", "every", "stored"]
+ReportTo = Literal["none", "tensorboard", "wandb"]
 Misfits = Literal["error", "skip"]
 Attention = Literal["auto", "flex", "sdpa"]
 PeftMethod = Literal["none", "lora", "dora"]
@@ -191,6 +192,9 @@ class RoundConfig(Config):
         "auto: flex on a CUDA device, sdpa elsewhere",
     )
     save_steps: int = option(100, help="steps between checkpoints; what a kill can lose", at_least=1)
+    report_to: ReportTo = option(
+        "none", help="none, tensorboard (files beside the log) or wandb: who else gets the log"
+    )
     fsdp: bool = option(False, help="FSDP2: several GPUs share weights, gradients and optimiser state (torchrun)")
     fsdp_config: str | None = option(None, help="JSON file of transformers' fsdp_config")
     deepspeed: str | None = option(None, help="JSON file of DeepSpeed, in place of fsdp")
@@ -249,7 +253,15 @@ class EvaluationConfig(Config):
     probe_steps: int | None = option(
         None, help="training steps between probes of TPF and quality; null: none", at_least=1
     )
-    probe_prompts: int = option(16, help="prompts per probe", at_least=1)
+    probe_prompts: int = option(8, help="held-out prompts per probe", at_least=1)
+    probe_training_prompts: int = option(8, help="training prompts per probe", at_least=0)
+    halt_repetition: float | None = option(
+        0.5,
+        help="a probe ends training where so much more of its answers loop than at step 0, or the AR loss is above "
+        "ln V; a share; null: never",
+        above=0,
+        at_most=1,
+    )
     every_round: bool = option(False, help="measure the model of each round, not of the last one only")
     base: bool = option(True, help="measure the model that the rounds start from, too")
 

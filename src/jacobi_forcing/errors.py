@@ -51,6 +51,10 @@ class ArtefactError(JForceError):
     """A file or folder that this package wrote is missing, damaged or of another run."""
 
 
+class CollapseError(JForceError):
+    """A training has gone wrong beyond repair."""
+
+
 class MissingExtraError(JForceError, ImportError):
     """An optional dependency is needed and not installed."""
 

@@ -80,6 +80,7 @@ def train(
     gradient_checkpointing: Annotated[bool, options.option(RoundConfig, "gradient_checkpointing")] = False,
     attention: options.Attention = RoundConfig.attention,
     save_steps: Annotated[int, options.option(RoundConfig, "save_steps")] = RoundConfig.save_steps,
+    report_to: Annotated[str, options.option(RoundConfig, "report_to")] = RoundConfig.report_to,
     fsdp: Annotated[bool, options.option(RoundConfig, "fsdp", "--fsdp")] = RoundConfig.fsdp,
     fsdp_config: Annotated[str | None, options.option(RoundConfig, "fsdp_config")] = None,
     deepspeed: Annotated[str | None, options.option(RoundConfig, "deepspeed")] = None,
@@ -91,9 +92,8 @@ def train(
 ) -> None:
     """Train on trajectories. Goes on at the last checkpoint, and then ends as an undisturbed run would.
 
-    With --mode adapter the weights stay as they are, and what is trained is a gated adapter. With --peft an adapter of
-    peft's is trained instead of all weights; the text may change, as it may with all of them. On several GPUs:
-    torchrun --nproc-per-node 8 -m jacobi_forcing train …
+    With --mode adapter the weights stay as they are, and what is trained is a gated adapter. With --peft it is one of
+    peft's, and the text may change. On several GPUs: torchrun --nproc-per-node 8 -m jacobi_forcing train …
     """
     result = _perform(dict(locals()))
     print_result(result["model"], result, json=json)

@@ -16,6 +16,7 @@ from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import AdapterSettings, DecodeConfig, EvaluationConfig, ModelConfig, RoundConfig
 from jacobi_forcing.files import new_folder, remove, write_json
 from jacobi_forcing.loading import load
+from jacobi_forcing.recipe.collapse import FiniteLosses, loggers
 from jacobi_forcing.recipe.probe import Probe
 from jacobi_forcing.recipe.reporter import Reporter
 from jacobi_forcing.recipe.training import TrainLog, log_result, quiet, resume
@@ -60,7 +61,7 @@ def train_adapter(
     loaded = load(dataclasses.replace(model, dtype="float32"))
     checkpoints = folder / "checkpoints"
     log = TrainLog(folder / "log.jsonl", reporter)
-    callbacks: list[TrainerCallback] = [log]
+    callbacks: list[TrainerCallback] = [log, FiniteLosses(), *loggers(settings.report_to, folder)]
     trainer = AdapterTrainer(
         loaded.model,
         _arguments(model, settings, adapter, checkpoints, seed),
@@ -69,7 +70,7 @@ def train_adapter(
         callbacks=callbacks,
     )
     if evaluation is not None and evaluation.probe_steps is not None:
-        trainer.add_callback(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
+        trainer.add_callback(Probe(folder / "probe.jsonl", evaluation, loaded, reporter, reader))
     resume(trainer, checkpoints, reporter)
     if processes.is_main():
         record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict(), adapter=adapter.to_dict())

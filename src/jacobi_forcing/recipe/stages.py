@@ -31,7 +31,8 @@ _TITLES: dict[str, str] = {"collect": "Collect trajectories", "train": "Train", 
 _INDIFFERENT = {
     "collect": {"batch_size", "responses", "responses_check", "filters", "filter_task"}
     | {"executor", "workers", "worker_gpus"},
-    "round": {"attention", "save_steps", "prompts_offset", "prompts_limit", "fsdp", "fsdp_config", "deepspeed"},
+    "round": {"attention", "save_steps", "prompts_offset", "prompts_limit", "fsdp", "fsdp_config", "deepspeed"}
+    | {"report_to"},
 }
 
 
@@ -158,7 +159,7 @@ def _evaluate(recipe: RecipeConfig, number: int, after: Mapping[str, Any]) -> St
     settings = {
         k: v
         for k, v in recipe.evaluation.to_dict().items()
-        if not k.startswith("probe") and k not in ("every_round", "base")
+        if not k.startswith(("probe", "halt")) and k not in ("every_round", "base")
     }
     settings["prompts"] = prompts_inputs(recipe.evaluation.prompts)
     name = f"evaluate-{number}" if number else "evaluate-base"

@@ -20,6 +20,7 @@ from jacobi_forcing.decode.saved import save_custom_generate
 from jacobi_forcing.files import new_folder, remove, write_json, write_text
 from jacobi_forcing.formats import stamped
 from jacobi_forcing.loading import Loaded, resolve_device
+from jacobi_forcing.recipe.collapse import FiniteLosses, loggers
 from jacobi_forcing.recipe.peft_training import begin, finish
 from jacobi_forcing.recipe.probe import Probe
 from jacobi_forcing.recipe.reporter import Reporter
@@ -74,9 +75,9 @@ def train_model(
     source = dataclasses.replace(model, device="cpu") if sharded else model
     loaded, adapted = begin(source, few, seed)
     checkpoints, log = folder / "checkpoints", TrainLog(folder / "log.jsonl", reporter, settings.core_seconds)
-    callbacks: list[TrainerCallback] = [log]
+    callbacks: list[TrainerCallback] = [log, FiniteLosses(), *loggers(settings.report_to, folder)]
     if evaluation is not None and evaluation.probe_steps is not None:
-        callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter))
+        callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter, reader))
     trainer = JacobiForcingTrainer(
         loaded.model if adapted is None else adapted,
         JacobiForcingConfig.from_round(settings, str(checkpoints), seed=seed, **quiet(model)),
@@ -131,7 +132,8 @@ def quiet(model: ModelConfig) -> dict[str, Any]:
         "ddp_find_unused_parameters": False,
         "logging_steps": LOG_EVERY,
         "save_total_limit": CHECKPOINTS,
-        "report_to": "none",
+        "report_to": "none",  # see `loggers`
+        "logging_nan_inf_filter": False,
         "disable_tqdm": True,
     }
 

@@ -16,6 +16,7 @@ from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.training.adapter_config import AdapterConfig
 from jacobi_forcing.training.adapter_lines import CleanPass, State, Texts, greedy, slot_losses
 from jacobi_forcing.training.adapter_rows import Answered, LineCollator, LineRows
+from jacobi_forcing.training.budget import Pace
 from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
 from jacobi_forcing.training.sharing import EvenRows, check_processes, share_out, summed, within_forward
 
@@ -27,11 +28,15 @@ class LineLosses(NamedTuple):
         total: KL summed over the slots of a line, weighted, and averaged over lines and their trained states [].
         gained: Tokens that the oldest states commit in their next sweep, summed [].
         sweeps: How many states those are [].
+        slots: Slots of the trained states of the lines that hold a text [].
+        taught: Those of them that count in the loss [].
     """
 
     total: Tensor
     gained: Tensor
     sweeps: Tensor
+    slots: Tensor
+    taught: Tensor
 
 
 class AdapterTrainer(Trainer):
@@ -39,7 +44,9 @@ class AdapterTrainer(Trainer):
 
     The loss is Eq. 8 with the base as the teacher: KL(base at the clean token || adapter at the slot of the same
     position). There is no AR loss, since the base does not change. Beside `loss` it logs `tokens_per_forward`: tokens
-    that a sweep would commit at the oldest states, an estimate of what decoding would reach with the weights in hand.
+    that a sweep would commit at the oldest states, an estimate of what decoding would reach with the weights in hand;
+    `tokens_per_second`, texts and slots that are trained on, by wall time; and `trained_share`, of those slots the ones
+    that count in the loss.
 
     Losses are averaged over all lines of an accumulated batch, those that have met the end of their text included, so
     four batches of one text and one batch of four give the same gradients, and so do two processes with two texts each.
@@ -93,6 +100,7 @@ class AdapterTrainer(Trainer):
         self.add_callback(EpochSetter(self.train_dataset))
         self.backbone.verify_head()
         self._sums: dict[str, Tensor] = {}
+        self._pace: Pace | None = None
 
     def _rows(self, responses: LineRows | Iterable[Answered]) -> LineRows:
         args, rows = self.settings, responses
@@ -151,15 +159,16 @@ class AdapterTrainer(Trainer):
                 state = self._swept(clean, texts, state, sweeps, fill)
                 oldest = sweeps == fill.shape[2] - 1
                 total, _ = self._trained(clean, texts, state)
-                return self._losses(total * share, texts, state, oldest)
-            total = torch.zeros((), device=fill.device)
+                return self._losses(total * share, texts, state, oldest, texts.counts(state).sum(), 1)
+            total, taught = torch.zeros((), device=fill.device), torch.zeros((), dtype=torch.long, device=fill.device)
             ages = fill.shape[2]
             for age in range(ages):
                 of_state, predictions = self._trained(clean, texts, state)
-                total = total + of_state
+                total, taught = total + of_state, taught + texts.counts(state).sum()
                 if age + 1 < ages:
                     state = texts.advance(state, predictions, fill[:, :, age + 1])
-        return self._losses(total * (share / ages), texts, state, torch.ones_like(sweeps, dtype=torch.bool))
+        every = torch.ones_like(sweeps, dtype=torch.bool)
+        return self._losses(total * (share / ages), texts, state, every, taught, ages)
 
     def _swept(self, clean: CleanPass, texts: Texts, state: State, sweeps: Tensor, fill: Tensor) -> State:
         """The lines after as many sweeps as were drawn for each; those with most come first in their row."""
@@ -192,10 +201,13 @@ class AdapterTrainer(Trainer):
         kept = torch.where(texts.counts(state), divergence.view_as(weight) * weight, 0.0)
         return kept.sum(), predictions.view_as(state.ids)
 
-    def _losses(self, total: Tensor, texts: Texts, state: State, oldest: Tensor) -> LineLosses:
+    def _losses(
+        self, total: Tensor, texts: Texts, state: State, oldest: Tensor, taught: Tensor, states: int
+    ) -> LineLosses:
         gains = texts.gains(state)
         counted = oldest & (gains > 0)
-        return LineLosses(total, (gains * counted).sum(), counted.sum())
+        slots = (texts.last > 0).sum() * (state.ids[0].numel() * states)
+        return LineLosses(total, (gains * counted).sum(), counted.sum(), slots, taught)
 
     def compute_loss(
         self,
@@ -205,9 +217,12 @@ class AdapterTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """The loss of one batch, as its share of the accumulated batch. Called by the library."""
+        self._pace = self._pace or Pace()
         losses = self._within(model, inputs, None if num_items_in_batch is None else int(num_items_in_batch))
-        for name, value in (("gained", losses.gained), ("sweeps", losses.sweeps)):
-            self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value
+        last = inputs["last"]
+        counts = {name: getattr(losses, name) for name in ("gained", "sweeps", "slots", "taught")}
+        for name, value in {**counts, "text": (last + (last > 0)).sum()}.items():
+            self._sums[name] = self._sums.get(name, torch.zeros((), dtype=torch.long, device=value.device)) + value
         # The shares of all processes add up to the loss, and the library takes the mean of their gradients.
         total = losses.total * self.accelerator.num_processes
         return (total, {"loss": total}) if return_outputs else total
@@ -235,11 +250,13 @@ class AdapterTrainer(Trainer):
         return batches, summed(torch.tensor(sum(int(batch["lines"]) for batch in batches)), self.accelerator)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the tokens per forward since the last log beside the loss."""
-        if "loss" in logs and self._sums:
-            gained, sweeps = (int(summed(self._sums[name], self.accelerator)) for name in ("gained", "sweeps"))
-            if sweeps:
-                logs["tokens_per_forward"] = gained / sweeps
+        """Log, with what the steps since the last log gained, took and taught beside the loss."""
+        if "loss" in logs and self._sums and self._pace:
+            sums = {name: int(summed(total, self.accelerator)) for name, total in self._sums.items()}
+            if sums["sweeps"]:
+                logs["tokens_per_forward"] = sums["gained"] / sums["sweeps"]
+            self._pace.count(sums["text"] + sums["slots"], sums["slots"], sums["taught"])
+            logs.update(self._pace.rates())
             self._sums = {}
         super().log(logs, start_time)
 

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainingArguments, get_scheduler
 from transformers.trainer_callback import ExportableState
 
 from jacobi_forcing.errors import ConfigError
+from jacobi_forcing.tags import Kind, Tags
 
 _ENDLESS = 10**9
 _PARTS = 1000
@@ -66,6 +68,43 @@ def check_lengths(max_steps: int, train_tokens: int | None, core_seconds: float 
         raise ConfigError("How long training goes on is said twice", seen=" and ".join(names), expected="one of them")
 
 
+def sizes(batches: Sequence[dict[str, Tensor]]) -> list[int]:
+    """Tokens of some batches without padding, noisy ones of them, and those that count in the consistency loss."""
+    tags = [Tags.of(batch["tags"]) for batch in batches]
+    return [
+        sum(int((one.sample >= 0).sum()) for one in tags),
+        sum(int((one.kind == Kind.NOISY).sum()) for one in tags),
+        sum(int(batch["has_student"].sum()) for batch in batches),
+    ]
+
+
+class Pace:
+    """What the steps since the last log took and taught."""
+
+    def __init__(self) -> None:
+        self._tokens = self._noisy = self._taught = 0
+        self._since = time.perf_counter()
+
+    def restart(self) -> None:
+        """Start the clock."""
+        self._since = time.perf_counter()
+
+    def count(self, tokens: int, noisy: int, taught: int) -> None:
+        """Add tokens: all of them, noisy ones, and those of the latter that count in the consistency loss."""
+        self._tokens, self._noisy, self._taught = self._tokens + tokens, self._noisy + noisy, self._taught + taught
+
+    def rates(self) -> dict[str, float]:
+        """Tokens a second of wall time and the trained share of noisy tokens, since the last call."""
+        now = time.perf_counter()
+        rates = {
+            "tokens_per_second": self._tokens / max(now - self._since, 1e-9),
+            "trained_share": self._taught / max(self._noisy, 1),
+        }
+        self._tokens = self._noisy = self._taught = 0
+        self._since = now
+        return rates
+
+
 class Meter(TrainerCallback, ExportableState):
     """Counts what training takes, checkpoints included, and ends it when its core-seconds are spent.
 
@@ -78,11 +117,13 @@ class Meter(TrainerCallback, ExportableState):
     Attributes:
         tokens: Training tokens so far, see `steps_for`.
         spent: Core-seconds so far.
+        pace: Of the steps since the last log.
     """
 
     def __init__(self, core_seconds: float | None = None) -> None:
         self.budget = core_seconds
         self.tokens = 0
+        self.pace = Pace()
         self._before = 0.0
         self._started: float | None = None
 
@@ -96,9 +137,10 @@ class Meter(TrainerCallback, ExportableState):
         """Spent part of the budget, 0 to 1; 0 without one."""
         return min(1.0, self.spent / self.budget) if self.budget else 0.0
 
-    def count(self, tokens: int) -> None:
-        """Add the tokens of a step."""
+    def count(self, tokens: int, noisy: int, taught: int) -> None:
+        """Add the tokens of a step, see `sizes`."""
         self.tokens += tokens
+        self.pace.count(tokens, noisy, taught)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps. Called by the library."""
@@ -110,6 +152,7 @@ class Meter(TrainerCallback, ExportableState):
         attributes = kept["attributes"] if kept else {"tokens": 0, "spent": 0.0}
         self.tokens, self._before = int(attributes["tokens"]), float(attributes["spent"])
         self._started = time.process_time()
+        self.pace.restart()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End when the budget is spent."""

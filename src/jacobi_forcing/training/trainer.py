@@ -20,7 +20,7 @@ from jacobi_forcing.packing import PackedRows
 from jacobi_forcing.peft_models import plain
 from jacobi_forcing.tags import Tags
 from jacobi_forcing.training.attention import takes_flex
-from jacobi_forcing.training.budget import Meter, endless, paced_scheduler, steps_for
+from jacobi_forcing.training.budget import Meter, endless, paced_scheduler, sizes, steps_for
 from jacobi_forcing.training.collator import Collator
 from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
 from jacobi_forcing.training.config import JacobiForcingConfig
@@ -233,11 +233,10 @@ class JacobiForcingTrainer(Trainer):
         self._steps += 1
         ratios = torch.cat([batch["noise_ratios"] for batch in batches]).double()
         counts = [sum(int(batch[name]) for batch in batches) for name in ("blocks", "targets")]
-        tokens = sum(int((Tags.of(batch["tags"]).sample >= 0).sum()) for batch in batches)
-        own = torch.tensor([*counts, len(ratios), tokens], dtype=torch.long)
+        own = torch.tensor([*counts, len(ratios), *sizes(batches)], dtype=torch.long)
         # Kept on the CPU, where they are read.
-        blocks, targets, states, tokens = summed(own, self.accelerator).tolist()
-        self.meter.count(tokens)
+        blocks, targets, states, *taken = summed(own, self.accelerator).tolist()
+        self.meter.count(*taken)
         self._add("noise_ratio", ratios.sum() / states)
         return batches, torch.tensor([blocks, targets])
 
@@ -264,6 +263,7 @@ class JacobiForcingTrainer(Trainer):
             for name, total in self._sums.items():
                 logs[name] = summed(total, self.accelerator).item() / self._steps
             self._sums, self._steps = {}, 0
+            logs.update(self.meter.pace.rates())
         super().log(logs, start_time)
 
     def prediction_step(
