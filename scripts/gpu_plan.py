@@ -140,14 +140,14 @@ class Plan:
             found.append({**sizes, **schedule})
         return found
 
-    def evaluation(self, domain: str, timed: int) -> EvaluationConfig:
+    def evaluation(self, domain: str, timed: int, block_sizes: tuple[int, ...]) -> EvaluationConfig:
         """What is measured: quality on held-out prompts, and speed on the first `timed` of them at most."""
         told, few = self.domains()[domain], self.sizes
         return EvaluationConfig.from_dict(
             {
                 "prompts": {**told["held_out"], "limit": few.held_out},
                 **{"task": told["task"], "max_new_tokens": self.tokens(domain), "batch_size": few.held_out},
-                "decode": [{"decoder": "window", "block_size": size} for size in (16, 32)],
-                "speed_prompts": max(2, min(timed, few.timed)),
+                "decode": [{"decoder": "window", "block_size": size} for size in block_sizes],
+                "speed_prompts": max(1, min(timed, few.timed)),
             }
         )

@@ -51,8 +51,8 @@ PART_BYTES = 15 * MIB
 RESERVE = 10.0
 """Seconds at the end that no part is given."""
 MAIN_SHARE, KEEP_SECONDS = 0.9, 6.0
-FIRST_TIMED = 6
-"""Prompts that are timed before it is known how long one takes."""
+FIRST_TIMED, TIMED_SHARE = 3, 0.6
+"""Prompts that are timed before it is known how long one takes; the share of a part that timing may take."""
 
 
 class Session:
@@ -67,7 +67,9 @@ class Session:
         self.device, self.output, self.carried = options.device, Path(options.output), options.carried
         self.work, self.base = options.work, options.model or str(options.carried / "base")
         self.plan = Plan(self.base, self.device, self.work, self.carried, TINY if options.tiny else Sizes())
-        self.given, self.clock, self.answer_seconds = options.model is not None, Pace(), 0.0
+        self.given, self.clock = options.model is not None, Pace()
+        self.prompt_seconds: dict[str, float] = {}
+        self.token_seconds = 0.0
         cuda = torch.device(self.device).type == "cuda"
         self.found: dict[str, Any] = {
             **{"device": torch.cuda.get_device_name() if cuda else self.device, "tiny": options.tiny},
@@ -85,12 +87,14 @@ class Session:
         parts: list[tuple[str, float, Callable[[float], Any]]] = []
         for domain in self.plan.domains():
             work = functools.partial
+            first = domain == "orders"
+            # Other domains have no base alone: library and `ar` of the base run beside the adapter anyway.
+            parts += [(f"{domain}, base", 1.5, work(self.measure, domain, "base"))] if first else []
             parts += [
-                (f"{domain}, base", 1.0, work(self.measure, domain, "base")),
-                (f"{domain}, adapter", 4.0 if domain == "orders" else 2.5, work(self.train, domain, "adapter")),
-                (f"{domain}, adapter, measured", 1.5, work(self.measure, domain, "adapter")),
+                (f"{domain}, adapter", 5.0 if first else 3.0, work(self.train, domain, "adapter")),
+                (f"{domain}, adapter, measured", 2.0, work(self.measure, domain, "adapter")),
             ]
-            if domain == "orders":
+            if first:
                 parts += [
                     (f"{domain}, full", 3.0, work(self.train, domain, "full")),
                     (f"{domain}, full, measured", 1.5, work(self.measure, domain, "full")),
@@ -197,15 +201,21 @@ class Session:
             if trained is None or not trained.is_dir():
                 raise RuntimeError("nothing was trained that could be measured")
             changes = {"adapter" if what == "adapter" else "name": str(trained)}
-        # The base goes first and is the slowest: what a timed prompt took there is an upper bound.
-        timed = int(0.7 * seconds / self.answer_seconds) if self.answer_seconds else FIRST_TIMED
         model = ModelConfig.from_dict(self.plan.model(**changes))
+        sizes = (16,) if what == "base" else (16, 32)
         with within(seconds):
-            asked = self.plan.evaluation(domain, timed)
+            asked = self.plan.evaluation(domain, self.timed(domain, seconds), sizes)
             found = measure_model(model, asked, label=f"{domain}, {what}", reporter=self.clock)
-        if what == "base":
-            self.answer_seconds = self.clock.seconds or 0.0
+        if (took := self.clock.seconds) is not None:
+            self.prompt_seconds.setdefault(domain, took)
+            tokens = found["decoders"][0]["tokens"] / asked.speed_prompts
+            self.token_seconds = max(self.token_seconds, took / tokens)
         return found
+
+    def timed(self, domain: str, seconds: float) -> int:
+        """Prompts that can be timed: by what one took before, or by the longest answer where the domain is new."""
+        one = self.prompt_seconds.get(domain, self.token_seconds * self.plan.tokens(domain))
+        return int(TIMED_SHARE * seconds / one) if one else FIRST_TIMED
 
 
 def bring_home(options: argparse.Namespace) -> None:

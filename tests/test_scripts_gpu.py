@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -123,7 +124,25 @@ def test_problems_that_were_carried_are_a_second_domain(tmp_path, repository, mo
     taken = {"collect-1": {"seconds": 1.0}, "train-1": {"seconds": 1.0}}
     rounds = made.rounds("gsm8k", "adapter", 300.0, 0.1, taken)
     assert [settings["prompts_limit"] for settings in rounds] == [4, 4], "no more than there are"
-    assert made.evaluation("gsm8k", 50).prompts.answer_field == "answer"
+    assert made.evaluation("gsm8k", 50, (16,)).prompts.answer_field == "answer"
+
+
+def test_as_many_prompts_are_timed_as_there_is_time_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gpu_smollm2.py"])
+    session = gpu_smollm2.Session(
+        argparse.Namespace(
+            **{"device": "cpu", "output": tmp_path, "carried": tmp_path, "work": tmp_path, "model": BUILTIN},
+            **{"tiny": False, "minutes": 1.0},
+        )
+    )
+    assert session.timed("orders", 100.0) == gpu_smollm2.FIRST_TIMED, "nothing is known yet"
+    monkeypatch.setattr(Pace, "seconds", 3.0)
+    found = {"decoders": [{"tokens": gpu_smollm2.FIRST_TIMED * 50}]}
+    monkeypatch.setattr(gpu_smollm2, "measure_model", lambda *arguments, **options: found)
+    assert session.measure("orders", "base", 100.0) is found
+    assert session.timed("orders", 100.0) == 20
+    monkeypatch.setattr(Plan, "tokens", lambda self, domain: 160)
+    assert session.timed("gsm8k", 100.0) == int(60 / (160 * 3 / 50)), "answers may be as long as they are allowed"
 
 
 def test_what_does_not_fit_or_would_travel_twice_is_refused(repository, monkeypatch):
@@ -200,8 +219,8 @@ def test_a_part_that_fails_or_is_cut_short_costs_no_other_and_its_adapter_is_kep
 def _few(session: gpu_smollm2.Session) -> list[tuple[str, float, object]]:
     """The last of them has too little time."""
     return [
-        ("orders, base", 0.0, lambda _: session.measure("orders", "base", 5.0)),
-        ("orders, adapter", 0.0, lambda _: session.train("orders", "adapter", 60.0)),
+        ("orders, base", 0.0, lambda _: session.measure("orders", "base", 60.0)),
+        ("orders, adapter", 0.0, lambda _: session.train("orders", "adapter", 600.0)),
         ("orders, full", 1.0, lambda _: session.train("orders", "full", 0.1)),
     ]
 
