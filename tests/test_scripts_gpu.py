@@ -157,6 +157,7 @@ def test_wheels_are_those_that_the_project_is_developed_with():
     assert [line.split("==")[0] for line in wanted()] == ["gguf", "transformers"]
 
 
+@pytest.mark.timeout(300)  # seconds where nobody else is at work
 def test_the_whole_path_there_and_back(repository, monkeypatch, capsys):
     assert call(monkeypatch, "prepare", "--model", str(base_folder()), "--wheels") == 0
     told = capsys.readouterr().out
@@ -188,6 +189,7 @@ def test_the_whole_path_there_and_back(repository, monkeypatch, capsys):
     assert {path.name for path in Path("home/orders").iterdir()} >= {"recipe.yaml", "round-2-log.jsonl"}
 
 
+@pytest.mark.timeout(300)  # seconds where nobody else is at work
 def test_a_part_that_fails_or_is_cut_short_costs_no_other_and_its_adapter_is_kept(repository, monkeypatch):
     whole = gpu_smollm2.run_recipe
 
