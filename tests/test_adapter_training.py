@@ -291,4 +291,7 @@ def test_it_learns_to_draft_what_the_base_writes(tmp_path: Any) -> None:
     trainer.train()
     first, *_, last = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert last["loss"] < 0.5 * first["loss"]
+    args = trainer.settings
+    lines = 60 * args.per_device_train_batch_size * args.gradient_accumulation_steps * args.lines_per_response
+    assert last["train_tokens"] == lines * args.block_size * (args.max_sweeps + 1) == trainer.meter.tokens
     assert last["tokens_per_forward"] > 1.3 * first["tokens_per_forward"]

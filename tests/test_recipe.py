@@ -23,7 +23,7 @@ from jacobi_forcing.trajectories.store import TrajectoryReader
 from result_schemas import assert_valid
 from tiny_folder import save_prompts, save_tiny
 
-SHIPPED = ("quickstart", "quickstart-adapter", "qwen2.5-coder-7b", "qwen2.5-math-7b", "smollm2-135m-gsm8k")
+SHIPPED = tuple(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 RECIPE: dict[str, Any] = {
     "model": {"name": "model", "device": "cpu"},
     "prompts": {"source": "prompts.jsonl", "field": "question", "limit": 8},

@@ -135,6 +135,7 @@ def test_parts_of_the_loss_are_logged_and_add_up(tmp_path):
     for entry in entries:
         assert entry["loss"] == pytest.approx(entry["consistency_loss"] + 0.5 * entry["ar_loss"], rel=1e-5)
         assert 0 < entry["noise_ratio"] < 1
+    assert 0 < entries[0]["train_tokens"] < entries[1]["train_tokens"] == trainer.meter.tokens
 
 
 def test_logged_losses_are_those_of_the_rows(tmp_path):

@@ -52,7 +52,7 @@ def train_adapter(
         evaluation: For probes, where it asks for them.
 
     Returns:
-        Last logged figures, steps, and a `summary`.
+        Last logged figures, steps, `train_tokens` and `core_seconds` as `budget.Meter` counts them, and a `summary`.
 
     Raises:
         JForceError: See `load` and `AdapterTrainer`.
@@ -76,7 +76,7 @@ def train_adapter(
         record = provenance.collect(seed=seed, model=model.name, round=settings.to_dict(), adapter=adapter.to_dict())
         _save(trainer.adapter, model.name, folder / "model", DecodeConfig(block_size=settings.block_size), record)
         remove(checkpoints)
-    return log_result(log, trainer.state.global_step)
+    return log_result(log, trainer.state.global_step, trainer.meter)
 
 
 def _arguments(

@@ -22,7 +22,7 @@ from jacobi_forcing.config import (
     RecipeConfig,
     RoundConfig,
 )
-from jacobi_forcing.embedded import BUILTIN
+from jacobi_forcing.embedded import BUILTIN_TASKS
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.recipe.checks import check_sources
 from jacobi_forcing.schedule import NoiseSchedule
@@ -164,7 +164,7 @@ def _check(recipe: RecipeConfig) -> None:
         return
     prompts = evaluation.prompts
     _warn_of_overlap(recipe.prompts, prompts)
-    if evaluation.task != "none" and prompts.answer_field is None and prompts.source != BUILTIN:
+    if evaluation.task != "none" and prompts.answer_field is None and prompts.source not in BUILTIN_TASKS:
         raise ConfigError(
             f"The task '{evaluation.task}' needs reference answers",
             seen="evaluation.prompts.answer_field: null",

@@ -16,7 +16,7 @@ from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.training.adapter_config import AdapterConfig
 from jacobi_forcing.training.adapter_lines import CleanPass, State, Texts, greedy, slot_losses
 from jacobi_forcing.training.adapter_rows import Answered, LineCollator, LineRows
-from jacobi_forcing.training.budget import Pace
+from jacobi_forcing.training.budget import Meter, Pace
 from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
 from jacobi_forcing.training.sharing import EvenRows, check_processes, share_out, summed, within_forward
 
@@ -46,7 +46,8 @@ class AdapterTrainer(Trainer):
     position). There is no AR loss, since the base does not change. Beside `loss` it logs `tokens_per_forward`: tokens
     that a sweep would commit at the oldest states, an estimate of what decoding would reach with the weights in hand;
     `tokens_per_second`, texts and slots that are trained on, by wall time; and `trained_share`, of those slots the ones
-    that count in the loss.
+    that count in the loss. `meter` counts core-seconds and training tokens: slots of lines, at each state that they are
+    trained at.
 
     Losses are averaged over all lines of an accumulated batch, those that have met the end of their text included, so
     four batches of one text and one batch of four give the same gradients, and so do two processes with two texts each.
@@ -101,6 +102,8 @@ class AdapterTrainer(Trainer):
         self.backbone.verify_head()
         self._sums: dict[str, Tensor] = {}
         self._pace: Pace | None = None
+        self.meter = Meter()
+        self.add_callback(self.meter)
 
     def _rows(self, responses: LineRows | Iterable[Answered]) -> LineRows:
         args, rows = self.settings, responses
@@ -247,7 +250,10 @@ class AdapterTrainer(Trainer):
         if not batches:
             return batches, None
         # Kept on the CPU, where it is read.
-        return batches, summed(torch.tensor(sum(int(batch["lines"]) for batch in batches)), self.accelerator)
+        lines = summed(torch.tensor(sum(int(batch["lines"]) for batch in batches)), self.accelerator)
+        _, _, ages, size = batches[0]["fill"].shape
+        self.meter.tokens += int(lines) * size * (ages if self.settings.states == "every" else 1)
+        return batches, lines
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the steps since the last log gained, took and taught beside the loss."""
@@ -258,6 +264,7 @@ class AdapterTrainer(Trainer):
             self._pace.count(sums["text"] + sums["slots"], sums["slots"], sums["taught"])
             logs.update(self._pace.rates())
             self._sums = {}
+            logs["train_tokens"] = self.meter.tokens
         super().log(logs, start_time)
 
     def prediction_step(

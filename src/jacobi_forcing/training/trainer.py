@@ -258,12 +258,13 @@ class JacobiForcingTrainer(Trainer):
         self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.detach()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the parts of the loss beside the loss."""
+        """Log, with the parts of the loss beside the loss, and the training tokens so far."""
         if "loss" in logs and self._steps:
             for name, total in self._sums.items():
                 logs[name] = summed(total, self.accelerator).item() / self._steps
             self._sums, self._steps = {}, 0
             logs.update(self.meter.pace.rates())
+            logs["train_tokens"] = self.meter.tokens
         super().log(logs, start_time)
 
     def prediction_step(
