@@ -88,7 +88,7 @@ def entries(base: ModelConfig, asked: argparse.Namespace) -> tuple[list[Entry], 
         if not (place / (WEIGHTS if drafts else "config.json")).is_file():
             missing.append(f"{label} is left out: there is no model in {provenance.portable(str(place))}.")
             continue
-        change = {"adapter": str(place)} if drafts else {"name": str(place)}
+        change: dict[str, Any] = {"adapter": str(place)} if drafts else {"name": str(place)}
         found.append(Entry(label, dataclasses.replace(base, **change), trained))
     return found, missing
 
