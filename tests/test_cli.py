@@ -331,6 +331,7 @@ def test_quickstart_ends_with_a_sample_and_the_next_commands(
     recipe |= {"mode": "adapter", "adapter": {"rank": 2, "lines_per_response": 2}, "output": "quick-adapter"}
     recipe["rounds"] = [{"block_size": 4, "steps": 1, "learning_rate": 1e-3, "max_length": 96}]
     (place / "quickstart-adapter.yaml").write_text(yaml.safe_dump(recipe))
+    monkeypatch.setattr("jacobi_forcing.cli.quickstart.train_together", lambda *_, **__: False)
     assert main(["quickstart", "--mode", "both"]) == 0
     captured = capsys.readouterr()
     assert captured.out.count("adapter, round 1") == 3

@@ -46,15 +46,19 @@ class GatedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states [..., in] to [..., out]."""
         y: Tensor = self.base(x)
-        if not self.gate.open:
+        gate = self.gate
+        if not gate.open:
             return y
-        index = self.gate.index
+        index = gate.index
         if index is None:
             return y + self._product(x)
-        # Only gated tokens pay for the product. One row needs no other shape, and a sweep of a few tokens notices every
-        # further operation.
-        flat, given = (y[0], x[0]) if len(x) == 1 and x.dim() == 3 else (y.flatten(0, -2), x.flatten(0, -2))
-        some = given[index]
+        # Only gated tokens pay for the product. One row, as in decoding, needs no other shape, and a sweep of a few
+        # tokens through a small model notices every further operation.
+        if type(index) is slice and x.dim() == 3 and x.shape[0] == 1 and not torch.is_grad_enabled():
+            waist = nn.functional.linear(x[0, index], self.lora_A)
+            y[0, index].addmm_(waist, self.lora_B.t(), alpha=self.scaling)
+            return y
+        flat, some = y.flatten(0, -2), x.flatten(0, -2)[index]
         if torch.is_grad_enabled():
             index = torch.arange(len(flat), device=x.device)[index]
             return flat.index_add(0, index, self._product(some)).view_as(y)

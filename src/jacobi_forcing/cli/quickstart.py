@@ -12,6 +12,7 @@ import typer
 from jacobi_forcing.cli import options
 from jacobi_forcing.cli.console import note, print_json, print_text
 from jacobi_forcing.cli.run import Fresh, Output, Overrides, Redo, note_places, run_quietly
+from jacobi_forcing.cli.together import Call, train_together
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, RecipeConfig
 from jacobi_forcing.errors import ConfigError
 
@@ -37,7 +38,7 @@ def quickstart(
 
     A second call goes on where the first was stopped, or shows its result again. With --mode both, the default, the
     table has new weights and the adapter side by side; the adapter goes to a folder of its own, and --set is for both
-    recipes.
+    recipes. Both are trained at the same time where there are two cores.
     """
     runs = _run(mode, overrides or [], output, fresh, redo)
     models = [model for _, report in runs.values() for model in report["models"]]
@@ -69,10 +70,16 @@ def _run(
     if mode not in (*_RECIPES, "both"):
         raise ConfigError("There is no such mode", seen=mode, expected="full, adapter or both")
     runs: dict[str, tuple[RecipeConfig, dict[str, Any]]] = {}
-    for name in _RECIPES if mode == "both" else (mode,):
-        place = output if output is None or not runs else output.with_name(output.name + "-adapter")
+    beside = None if output is None else output.with_name(output.name + "-adapter")
+    places = {"full": output, "adapter": beside if mode == "both" else output}
+    names = list(_RECIPES) if mode == "both" else [mode]
+    if mode == "both" and redo is None:
+        calls = {name: Call(_RECIPES[name], overrides, places[name]) for name in names}
+        # Measured afterwards, one by one: clocks want a quiet machine.
+        fresh = not train_together(calls, fresh=fresh) and fresh
+    for name in names:
         own = [*overrides, "evaluation.base=false"] if runs and runs["full"][0].evaluation is not None else overrides
-        runs[name] = run_quietly(_RECIPES[name], own, place, fresh=fresh, redo=redo)
+        runs[name] = run_quietly(_RECIPES[name], own, places[name], fresh=fresh, redo=redo)
     return runs
 
 
