@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benching import JACOBI, MULTIBLOCK, RECYCLE, WINDOW, library_answer, load_tiny, names, prompts_for
+from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench import SCHEMA_VERSION, ModelResult, bench, cost_ratios
 from jacobi_forcing.bench.contestants import Contestant, Turn, contestants, used
@@ -266,3 +268,17 @@ def test_costs_are_relative_to_a_forward_of_one_token(rows: int) -> None:
     assert all(entry["seconds"] > 0 for entry in costs.values())
     # The context shrinks so that the widest sweep fits; then sizes take turns.
     assert seen[:4] == [(rows, 32), (rows, 1), (rows, 8), (rows, 32)]
+
+
+def test_with_a_gated_adapter_half_of_the_tokens_of_a_timed_sweep_run_through_it() -> None:
+    adapter = GatedAdapter.attach(tiny_model("llama"), rank=2)
+    backbone = Backbone(adapter.model)
+    through: set[tuple[int, int]] = set()
+
+    def seen(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        index = adapter._gate.index
+        through.add((args[0].shape[1], index.stop - index.start if isinstance(index, slice) else 0))
+
+    next(iter(adapter.layers.values())).register_forward_pre_hook(seen)
+    cost_ratios(backbone, [9], context=1, repeats=1)
+    assert through == {(1, 0), (9, 4)}

@@ -20,6 +20,8 @@ def cost_ratios(
 ) -> dict[int, dict[str, float]]:
     """Time sweeps of different sizes over the same committed context; the median is reported.
 
+    Where the model has a gated adapter, half of a sweep's tokens run through it, as they about do in decoding.
+
     Args:
         backbone: The model.
         sizes: Slots of a sweep, tokens a row.
@@ -32,7 +34,8 @@ def cost_ratios(
     """
     sizes = sorted({1, *sizes})
     context = room_before(backbone, sizes[-1], context)
-    times = time_sweeps(backbone, sizes, [context], rows=rows, repeats=repeats)
+    gated = backbone.adapter is not None
+    times = time_sweeps(backbone, sizes, [context], rows=rows, repeats=repeats, gated=gated)
     medians = {size: statistics.median(times[context, size]) for size in sizes}
     return {size: {"seconds": median, "ratio": median / medians[1]} for size, median in medians.items()}
 
