@@ -100,3 +100,16 @@ def test_the_verdict_weighs_loops_against_the_start_and_the_loss_against_a_guess
     assert verdict(0.0, 0.0, math.log(100) + 0.01, 100, 0.5) is not None
     assert verdict(0.0, 0.0, math.log(100) - 0.01, 100, 0.5) is None
     assert verdict(1.0, 0.0, 99.0, 100, None) is None
+
+
+@pytest.mark.parametrize("mode", ["full", "adapter"])
+def test_weights_that_are_no_numbers_are_never_saved_as_a_result(mode: str, tmp_path: Path) -> None:
+    # Fewer steps than there are between two lines of the log.
+    chosen = recipe(tmp_path, learning_rate=1e30, steps=6)
+    if mode == "adapter":
+        settings = RoundConfig(4, max_length=160, batch_size=2, steps=6, learning_rate=1e30)
+        chosen = dataclasses.replace(chosen, mode="adapter", rounds=(settings,))
+    with pytest.raises(CollapseError, match=r"has collapsed: .*lower learning_rate"):
+        run_recipe(dataclasses.replace(chosen, evaluation=None))
+    assert not (tmp_path / "run" / "round-1" / "model").exists()
+    assert "NaN" not in (tmp_path / "run" / "round-1" / "log.jsonl").read_text()

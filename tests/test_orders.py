@@ -125,3 +125,9 @@ def test_the_source_has_no_subsets() -> None:
     config = PromptsConfig("builtin:orders", subset="regular", limit=1, template="raw")
     with pytest.raises(DataError, match="no such subset"):
         load_prompts(config, byte_tokenizer())
+
+
+def test_braces_in_a_sentence_are_no_object_and_a_key_stands_once() -> None:
+    assert read_object('Sure {as asked}: {"city": "Bern"}') == {"city": "Bern"}
+    assert read_object('{"city": "Nowhere", "city": "Bern"}') is None
+    assert read_object('{"a":' * 3000) is None

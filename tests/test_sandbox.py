@@ -84,6 +84,19 @@ def test_whatever_does_not_reach_the_end_has_failed_and_says_why(program: str, t
     assert told in outcome.detail
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import json\njson.dumps = lambda *a, **k: 'x'\nassert False",
+        "import os\nos.write(3, b'x')",
+        "import os, sys, json\nj = sys._getframe(1).f_locals['job']['nonce']\n"
+        "os.write(3, json.dumps({'nonce': j}).encode())\nos._exit(0)",
+    ],
+)
+def test_a_program_that_spoils_its_report_has_failed_and_spoils_nothing_else(program: str) -> None:
+    assert run_program(program).status == "failed"
+
+
 def test_nothing_below_the_name_of_the_main_program_runs() -> None:
     assert run("if __name__ == '__main__':\n    raise SystemExit(1)").passed
 

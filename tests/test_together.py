@@ -62,3 +62,11 @@ def test_one_after_another_where_that_is_better(
     else:
         calls = {name: call._replace(overrides=["evaluation.probe_steps=1"]) for name, call in calls.items()}
     assert not train_together(calls, fresh=False)
+
+
+def test_a_process_that_is_killed_is_an_error_too(
+    calls: dict[str, Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jacobi_forcing.cli.together._CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(JForceError, match=r"was killed by signal 9.*it goes on"):
+        train_together(calls, fresh=True)

@@ -235,8 +235,12 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
+        within = folder / "model"
         raise ArtefactError(
-            f"'{folder}' holds no adapter", seen=str(error), expected=f"{SETTINGS} and {WEIGHTS}"
+            f"'{folder}' holds no adapter",
+            seen=str(error),
+            expected=f"{SETTINGS} and {WEIGHTS}",
+            remedy=f"name '{within}'" if (within / SETTINGS).is_file() else None,
         ) from error
     if not isinstance(settings, dict) or not weights:
         raise ArtefactError(f"The adapter in '{folder}' is damaged", expected=f"settings in {SETTINGS}, weights beside")

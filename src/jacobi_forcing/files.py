@@ -108,7 +108,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtefactError(f"Cannot read '{path}'", seen=str(error)) from error
     if not isinstance(value, dict):
         raise ArtefactError(f"'{path}' is damaged", seen=type(value).__name__, expected="a JSON object")

@@ -22,6 +22,7 @@ from jacobi_forcing import processes
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.embedded import BUILTIN, base_folder
+from jacobi_forcing.entry import DECODE, FOLDER
 from jacobi_forcing.errors import ModelError
 from jacobi_forcing.files import read_json
 from jacobi_forcing.peft_models import base_name, is_peft_folder, load_onto, merged
@@ -76,7 +77,15 @@ def load(config: ModelConfig) -> Loaded:
         raise ModelError("The adapter has no name", expected="a folder")
     if config.adapter is not None:
         GatedAdapter.load(model, config.adapter)
+        _take_settings(model, Path(config.adapter))
     return Loaded(config, model, _load_tokenizer(location, config, options))
+
+
+def _take_settings(model: PreTrainedModel, adapter: Path) -> None:
+    """Let the decoding settings that were saved with an adapter stand for those of its base."""
+    saved = adapter / FOLDER / DECODE
+    if saved.is_file() and model.generation_config is not None:
+        model.generation_config.jacobi_forcing = read_json(saved)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -118,6 +127,7 @@ def _load_adapted(folder: str, config: ModelConfig) -> Loaded:
     model = merged(load_onto(base.model, folder)).eval()
     if config.adapter is not None:
         GatedAdapter.load(model, config.adapter)
+        _take_settings(model, Path(config.adapter))
     return Loaded(config, model, load_tokenizer(config))
 
 

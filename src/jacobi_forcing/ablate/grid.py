@@ -128,7 +128,8 @@ def load_grid(
         values["output"] = str(output)
     grid = GridConfig.from_dict({"base": {}, **values})
     beside = path.parent / grid.recipe
-    recipe = read_recipe(beside if beside.is_file() else find_recipe(grid.recipe))
+    shipped = next((f for folder in SHIPPED if (f := folder / "ablations" / grid.recipe).is_file()), None)
+    recipe = read_recipe(beside if beside.is_file() else shipped or find_recipe(grid.recipe))
     _check(grid, recipe)
     return grid, recipe
 

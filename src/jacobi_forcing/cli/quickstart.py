@@ -70,7 +70,11 @@ def _run(
     if mode not in (*_RECIPES, "both"):
         raise ConfigError("There is no such mode", seen=mode, expected="full, adapter or both")
     runs: dict[str, tuple[RecipeConfig, dict[str, Any]]] = {}
-    beside = None if output is None else output.with_name(output.name + "-adapter")
+    if mode == "both" and any(text.partition("=")[0].strip() == "output" for text in overrides):
+        raise ConfigError(
+            "Two modes cannot share a folder", seen="--set output=…", remedy="use --output, or one --mode"
+        )
+    beside = None if output is None else _beside(output)
     places = {"full": output, "adapter": beside if mode == "both" else output}
     names = list(_RECIPES) if mode == "both" else [mode]
     if mode == "both" and redo is None:
@@ -81,6 +85,14 @@ def _run(
         own = [*overrides, "evaluation.base=false"] if runs and runs["full"][0].evaluation is not None else overrides
         runs[name] = run_quietly(_RECIPES[name], own, places[name], fresh=fresh, redo=redo)
     return runs
+
+
+def _beside(output: Path) -> Path:
+    """The adapter's folder, beside that of the new weights."""
+    named = output if output.name not in ("", "..") else output.resolve()
+    if not named.name:
+        raise ConfigError("This folder cannot hold a run", seen=str(output), remedy="use another --output")
+    return named.with_name(named.name + "-adapter")
 
 
 def _show_sample(settings: RecipeConfig, *, to_stderr: bool) -> str:
@@ -118,7 +130,7 @@ def _next(runs: dict[str, tuple[RecipeConfig, dict[str, Any]]], sample: str) -> 
     others = " ".join(measures[name].format(folder) for name, folder in folders.items())
     return [
         f"jforce generate {uses[first].format(folders[first])} --show-sweeps {_quoted(sample)}",
-        f"jforce bench --model builtin:word-problems {others}",
+        f"jforce bench --model builtin:word-problems --subset regular {others}",
         "jforce run recipes/smollm2-135m-gsm8k.yaml --set model.name=FOLDER --set prompts.source=FILE.jsonl",
     ]
 

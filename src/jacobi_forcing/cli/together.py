@@ -17,6 +17,14 @@ from jacobi_forcing.cli.console import note
 from jacobi_forcing.errors import JForceError
 
 _ERROR = "Error: "
+# On Linux it dies with this process, however that ends: what is left behind would hold the folder and the cores.
+_CHILD = """
+import runpy, signal, sys
+if sys.platform == "linux":
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+runpy.run_module("jacobi_forcing", run_name="__main__", alter_sys=True)
+"""
 
 
 class Call(NamedTuple):
@@ -64,20 +72,21 @@ def train_together(calls: Mapping[str, Call], *, fresh: bool) -> bool:
     try:
         for reader in readers:
             reader.start()
-        _await(list(started.values()))
+        failed = _first_failed(started)
     finally:
         for process in started.values():
             process.terminate()
             process.wait()
     for reader in readers:
         reader.join()
-    failed = [name for name, process in started.items() if process.returncode > 0]
-    if failed:
-        name = failed[0]
-        text = errors.get(name, f"ended with status {started[name].returncode}")
-        if started[name].returncode == 1:
-            raise RuntimeError(f"{name}: {text}")
-        raise JForceError(f"{name}: {text}")
+    if failed is not None:
+        name, status = failed
+        how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
+        if status == 1:
+            raise RuntimeError(f"{name}: {errors.get(name, how)}")
+        raise JForceError(
+            f"{name}: {errors.get(name, how)}", remedy=None if name in errors else "call it again: it goes on"
+        )
     return True
 
 
@@ -98,7 +107,7 @@ def _waits(call: Call, fresh: bool) -> bool:
 def _start(call: Call, threads: int, fresh: bool) -> subprocess.Popen[str]:
     options = [part for text in [*call.overrides, "evaluation=null"] for part in ("--set", text)]
     place = [] if call.output is None else ["--output", str(call.output)]
-    command = [sys.executable, "-m", "jacobi_forcing", "run", call.recipe, *options, *place, *(["--fresh"] * fresh)]
+    command = [sys.executable, "-c", _CHILD, "run", call.recipe, *options, *place, *(["--fresh"] * fresh)]
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -109,7 +118,7 @@ def _start(call: Call, threads: int, fresh: bool) -> subprocess.Popen[str]:
 
 
 def _relay(name: str, lines: IO[str] | None, errors: dict[str, str]) -> None:
-    """Tell what a process tells; should this one be killed, the other ends with its next line."""
+    """Tell what a process tells."""
     for line in lines or ():
         text = line.rstrip()
         if text.startswith(_ERROR):
@@ -118,15 +127,16 @@ def _relay(name: str, lines: IO[str] | None, errors: dict[str, str]) -> None:
             note(f"{name}: {text}")
 
 
-def _await(processes: list[subprocess.Popen[str]]) -> None:
-    """Until all have ended well, or one has not."""
-    waiting = list(processes)
+def _first_failed(started: Mapping[str, subprocess.Popen[str]]) -> tuple[str, int] | None:
+    """Wait until all have ended well, or one has not: its name and status."""
+    waiting = dict(started)
     while waiting:
-        for process in list(waiting):
+        for name, process in list(waiting.items()):
             try:
                 status = process.wait(timeout=0.2)
             except subprocess.TimeoutExpired:
                 continue
             if status:
-                return
-            waiting.remove(process)
+                return name, status
+            del waiting[name]
+    return None

@@ -134,7 +134,8 @@ def problems(
 def extract_result(text: str) -> int | None:
     """The number that an answer ends with, or None when it states none."""
     matches = _FINAL.findall(text)
-    return int(matches[-1]) if matches else None
+    # No problem has so long a result, and Python reads no number of thousands of digits.
+    return int(matches[-1]) if matches and len(matches[-1]) < 20 else None
 
 
 def is_solved(text: str, result: int) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -96,16 +97,29 @@ def orders(split: Split, seed: int, count: int) -> Iterator[Order]:
             yield order
 
 
+_BEGINNING = re.compile(r'\{\s*["}]')
+
+
 def read_object(text: str) -> dict[str, Any] | None:
-    """The first JSON object of a text, whatever stands before and behind it; None where there is none."""
-    start = text.find("{")
-    if start < 0:
+    """The first JSON object of a text, whatever stands before and behind it; None where there is none.
+
+    It begins with a brace and a quotation mark, so braces in a sentence do not count. One that has a key twice is none.
+    """
+    start = _BEGINNING.search(text)
+    if start is None:
         return None
     try:
-        value, _ = json.JSONDecoder().raw_decode(text, start)
-    except ValueError:
+        value, _ = json.JSONDecoder(object_pairs_hook=_once_each).raw_decode(text, start.start())
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key stands twice")
+    return value
 
 
 def follows_schema(value: dict[str, Any]) -> bool:

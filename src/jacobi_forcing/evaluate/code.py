@@ -155,10 +155,21 @@ def _may_be_code(line: str) -> bool:
 def _longest(lines: list[str], at_least: int = 1) -> str:
     """The longest beginning of lines that can be parsed, or nothing."""
     lines = textwrap.dedent("\n".join(lines)).split("\n")
-    for end in range(len(lines), at_least - 1, -1):
+    end = len(lines)
+    while end >= at_least:
         code = "\n".join(lines[:end])
-        if _parse(code) is not None and code.strip():
+        try:
+            ast.parse(code)
+        except SyntaxError as error:
+            # What is wrong in one line is wrong however many follow it.
+            end = min(end - 1, (error.lineno or end) - 1)
+            continue
+        except (ValueError, RecursionError, MemoryError):
+            end -= 1
+            continue
+        if code.strip():
             return code
+        end -= 1
     return ""
 
 
@@ -188,7 +199,10 @@ def _definitions(code: str) -> str:
     """What a block defines and imports, without what it merely does."""
     tree = _parse(code)
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
-    return "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, kinds)) if tree is not None else ""
+    try:
+        return "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, kinds)) if tree is not None else ""
+    except RecursionError:
+        return ""
 
 
 def _bound(node: ast.Assign | ast.AnnAssign | ast.ImportFrom) -> set[str | None]:

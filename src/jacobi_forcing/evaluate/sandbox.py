@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jacobi_forcing.errors import ModelError
 from jacobi_forcing.schema import Config, option
@@ -181,8 +181,8 @@ def _outcome(verdict: dict[str, Any], nonce: str, limits: SandboxLimits) -> Outc
     code = verdict["exit"]
     if code is None:
         status, detail = "timeout", "Its time was up"
-    elif isinstance(report, dict) and report.get("nonce") == nonce:
-        status, detail = report["status"], report["detail"]
+    elif isinstance(report, dict) and report.get("nonce") == nonce and report.get("status") in get_args(Status):
+        status, detail = report["status"], str(report.get("detail", ""))
     elif code == 128 + signal.SIGXCPU or (code == 128 + signal.SIGKILL and verdict["seconds"] > limits.cpu_seconds):
         status, detail = "timeout", "Its CPU time was up"
     elif code > 128:

@@ -63,13 +63,22 @@ def main() -> None:
     seconds = time.monotonic() - started
     _end_all()
     verdict = {
-        "facts": json.loads(_drain(facts_in) or "{}"),
-        "report": json.loads(_drain(report_in) or "null"),
+        "facts": _object(_drain(facts_in)) or {},
+        "report": _object(_drain(report_in)),
         "exit": None if status is None else os.waitstatus_to_exitcode(status),
         "seconds": seconds,
         "output": _tail(output, job["output_bytes"]),
     }
     print(json.dumps(verdict))
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A JSON object, or None: the code may have written anything on the pipe."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 @contextlib.contextmanager
@@ -238,6 +247,8 @@ def _run(job: dict[str, Any], report_out: int, output: int) -> None:
     os.environ.clear()
     os.environ.update(HOME=job["scratch"], TMPDIR=job["scratch"], PATH=os.defpath, LANG="C.UTF-8", OMP_NUM_THREADS="1")
     me, module = os.getpid(), types.ModuleType("solution")
+    # Taken now: the code may change the modules that they come from.
+    to_text, write, end, process = json.dumps, os.write, os._exit, os.getpid
     sys.modules["solution"] = module
     sys.stdin, sys.argv = open(0), ["solution.py"]  # noqa: SIM115  # the program's own
     try:
@@ -247,9 +258,9 @@ def _run(job: dict[str, Any], report_out: int, output: int) -> None:
         report_text = _verdict(error)
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
-    if os.getpid() == me:
-        os.write(3, json.dumps({**report_text, "nonce": job["nonce"]}).encode())
-    os._exit(0)
+    if process() == me:
+        write(3, to_text({**report_text, "nonce": job["nonce"]}).encode())
+    end(0)
 
 
 _NETWORK = {

@@ -61,7 +61,7 @@ def train_adapter(
     loaded = load(dataclasses.replace(model, dtype="float32"))
     checkpoints = folder / "checkpoints"
     log = TrainLog(folder / "log.jsonl", reporter)
-    callbacks: list[TrainerCallback] = [log, FiniteLosses(), *loggers(settings.report_to, folder)]
+    callbacks: list[TrainerCallback] = [FiniteLosses(), log, *loggers(settings.report_to, folder)]
     trainer = AdapterTrainer(
         loaded.model,
         _arguments(model, settings, adapter, checkpoints, seed),

@@ -27,12 +27,25 @@ class FiniteLosses(TrainerCallback):
         Raises:
             CollapseError: A loss is not finite.
         """
-        for name in ("loss", "consistency_loss", "ar_loss", "grad_norm"):
+        for name in ("loss", "consistency_loss", "ar_loss", "grad_norm", "train_loss"):
             value = (logs or {}).get(name)
             if value is not None and not math.isfinite(value):
-                raise CollapseError(
-                    f"Training has collapsed: {name} is {value} at step {state.global_step}", remedy=_REMEDY
-                )
+                raise _not_finite(f"{name} is {value}", state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Look at the trained weights: the steps since the last log may have spoilt them.
+
+        Raises:
+            CollapseError: One is not finite.
+        """
+        for name, weight in model.named_parameters() if model is not None else ():
+            own = weight.to_local() if hasattr(weight, "to_local") else weight
+            if weight.requires_grad and not bool(own.isfinite().all()):
+                raise _not_finite(f"the weights of {name} are not finite", state.global_step)
+
+
+def _not_finite(what: str, step: int) -> CollapseError:
+    return CollapseError(f"Training has collapsed: {what} at step {step}", remedy=_REMEDY)
 
 
 def verdict(

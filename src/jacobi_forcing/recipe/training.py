@@ -75,7 +75,7 @@ def train_model(
     source = dataclasses.replace(model, device="cpu") if sharded else model
     loaded, adapted = begin(source, few, seed)
     checkpoints, log = folder / "checkpoints", TrainLog(folder / "log.jsonl", reporter, settings.core_seconds)
-    callbacks: list[TrainerCallback] = [log, FiniteLosses(), *loggers(settings.report_to, folder)]
+    callbacks: list[TrainerCallback] = [FiniteLosses(), log, *loggers(settings.report_to, folder)]
     if evaluation is not None and evaluation.probe_steps is not None:
         callbacks.append(Probe(folder / "probe.jsonl", evaluation, loaded, reporter, reader))
     trainer = JacobiForcingTrainer(

@@ -125,11 +125,18 @@ def _without(adapted: bool) -> str:
 
 
 def _rounds(recipe: Mapping[str, Any]) -> str:
-    said = [
-        f"round {number}: {entry['steps']} steps, n={entry['block_size']}, learning rate {entry['learning_rate']:g}, "
-        f"{entry['optimizer']}, AR weight {entry['ar_weight']:g}, mask {entry['mask']}, schedule {entry['schedule']}"
-        for number, entry in enumerate(recipe["rounds"], 1)
-    ]
+    said = []
+    for number, entry in enumerate(recipe["rounds"], 1):
+        own = f"AR weight {entry['ar_weight']:g}, mask {entry['mask']}, schedule {entry['schedule']}"
+        if recipe.get("mode", "full") == "adapter":
+            adapter = recipe["adapter"]
+            own = (
+                f"rank {adapter['rank']}, {adapter['lines_per_response']} lines a response, states {adapter['states']}"
+            )
+        said.append(
+            f"round {number}: {entry['steps']} steps, n={entry['block_size']}, learning rate "
+            f"{entry['learning_rate']:g}, {entry['optimizer']}, {own}"
+        )
     return _bullets(said)
 
 

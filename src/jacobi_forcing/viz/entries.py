@@ -174,6 +174,7 @@ def entries(
             "These results have no model in common",
             seen=f"{', '.join(labels)} and {', '.join(model['label'] for model in new)}",
             expected="the same labels, or as many models in both",
+            remedy="measure both in one run: jforce bench --model BASE --compare MODEL --adapter DIR",
         )
     else:
         notes += [f"{a['label']} is compared with {b['label']}." for a, b in zip(old, new, strict=True)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Form = Mapping[str, Any]
+_UNDRAFTED = ("ar", "library")
 MARGIN = 1.05
 """A gain below this share of the cost is within what a machine's load does."""
 
@@ -55,22 +56,25 @@ def _worth(model: Form, decoder: Form) -> str:
 def payback(run: Form) -> list[tuple[str, str]]:
     """What the training took and when it has paid, as rows of a table: what, how much.
 
-    The fastest decoder after is set against the fastest before, which need not be one that drafts. Times are those of
-    the run's own stages; cores are the threads that its measurements ran on.
+    The fastest decoder after is set against the fastest before, which need not be one that drafts. Beside an adapter
+    the base is as it was, so there it is the fastest that does not draft, in the same measurement. Where the fastest
+    afterwards does not draft, only the clock's noise was gained. Times are those of the run's own stages; core-seconds
+    too, or, where an older run did not count them, time on the threads that its measurements ran on.
     """
     stages = {name: float(result["seconds"]) for name, result in run["stages"].items()}
     rows = [(f"{name.replace('-', ', round ')}", f"{seconds:.0f} s") for name, seconds in stages.items()]
     total = sum(stages.values())
-    threads = next((model["threads"] for model in run["models"] if model.get("threads")), None)
-    cores = f" ({total * threads:.0f} core-seconds on {threads} thread{'' if threads == 1 else 's'})" if threads else ""
-    rows.append(("collecting and training together", f"{total:.0f} s{cores}"))
-    if len(run["models"]) < 2:
+    rows.append(("collecting and training together", f"{total:.0f} s{_cores(run, total)}"))
+    adapted = run.get("recipe", {}).get("mode", "full") == "adapter"
+    if not run["models"] or (len(run["models"]) < 2 and not adapted):
         return [*rows, ("break-even", "not known: only one model was measured")]
-    before, after = _fastest(run["models"][0]), _fastest(run["models"][-1])
+    after = _fastest(run["models"][-1]["decoders"])
+    undrafted = [one for one in run["models"][-1]["decoders"] if one["decoder"] in _UNDRAFTED]
+    before = _fastest(undrafted if adapted else run["models"][0]["decoders"])
     rate, gained = before["tokens_per_second"], after["tokens_per_second"]
     for when, decoder in (("before", before), ("after", after)):
         rows.append((f"fastest {when}: {name_of(decoder)}", f"{1000 / decoder['tokens_per_second']:.3f} ms a token"))
-    if gained <= rate:
+    if gained <= rate or after["decoder"] in _UNDRAFTED:
         return [*rows, ("break-even", "never: nothing is faster after the training than before it")]
     saved = 1 / rate - 1 / gained
     return [
@@ -80,6 +84,14 @@ def payback(run: Form) -> list[tuple[str, str]]:
     ]
 
 
-def _fastest(model: Form) -> Form:
-    alone: Sequence[Form] = [d for d in model["decoders"] if d.get("batch_size", 1) == 1]
+def _cores(run: Form, total: float) -> str:
+    counted = [result.get("core_seconds") for result in run["stages"].values()]
+    if counted and all(seconds is not None for seconds in counted):
+        return f" ({sum(counted):.0f} core-seconds)"
+    threads = next((model["threads"] for model in run["models"] if model.get("threads")), None)
+    return f" ({total * threads:.0f} core-seconds on {threads} thread{'' if threads == 1 else 's'})" if threads else ""
+
+
+def _fastest(decoders: Sequence[Form]) -> Form:
+    alone = [decoder for decoder in decoders if decoder.get("batch_size", 1) == 1]
     return max(alone, key=lambda decoder: float(decoder["tokens_per_second"]))
