@@ -85,7 +85,7 @@ def _take_settings(model: PreTrainedModel, adapter: Path) -> None:
     """Let the decoding settings that were saved with an adapter stand for those of its base."""
     saved = adapter / FOLDER / DECODE
     if saved.is_file() and model.generation_config is not None:
-        model.generation_config.jacobi_forcing = read_json(saved)
+        model.generation_config.jacobi_forcing = read_json(saved)  # type: ignore[attr-defined]  # it keeps any
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
