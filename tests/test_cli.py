@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import functools
 import json
 import os
 import signal
@@ -371,7 +372,11 @@ def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
     source = str(Path(__file__).resolve().parents[1] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, *arguments], cwd=place, env=environment, text=True, **pipes)
+    # Tests that a shell runs in the background inherit that Ctrl-C is ignored.
+    heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=place, env=environment, text=True, preexec_fn=heeding, **pipes
+    )
 
 
 @pytest.mark.timeout(300)  # here and below: a process imports torch, on a machine that may be busy
