@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import functools
+import io
 import json
 import os
 import signal
