@@ -76,13 +76,13 @@ def load(config: ModelConfig) -> Loaded:
     if config.adapter == "":
         raise ModelError("The adapter has no name", expected="a folder")
     if config.adapter is not None:
-        GatedAdapter.load(model, config.adapter)
-        _take_settings(model, Path(config.adapter))
+        _attach(model, Path(config.adapter))
     return Loaded(config, model, _load_tokenizer(location, config, options))
 
 
-def _take_settings(model: PreTrainedModel, adapter: Path) -> None:
-    """Let the decoding settings that were saved with an adapter stand for those of its base."""
+def _attach(model: PreTrainedModel, adapter: Path) -> None:
+    """Put a gated adapter on its base; the decoding settings that were saved with it stand for the base's."""
+    GatedAdapter.load(model, adapter)
     saved = adapter / FOLDER / DECODE
     if saved.is_file() and model.generation_config is not None:
         model.generation_config.jacobi_forcing = read_json(saved)  # type: ignore[attr-defined]  # it keeps any
@@ -126,8 +126,7 @@ def _load_adapted(folder: str, config: ModelConfig) -> Loaded:
         raise ModelError(str(error), remedy=remedy) from error
     model = merged(load_onto(base.model, folder)).eval()
     if config.adapter is not None:
-        GatedAdapter.load(model, config.adapter)
-        _take_settings(model, Path(config.adapter))
+        _attach(model, Path(config.adapter))
     return Loaded(config, model, load_tokenizer(config))
 
 

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig
+from jacobi_forcing.decode.stats import DecodeStats
 from jacobi_forcing.evaluate.quality import answers, quality_of
 from jacobi_forcing.files import write_text
 from jacobi_forcing.formats import stamped
@@ -109,14 +110,7 @@ class Probe(TrainerCallback):
         if not is_main() or any(line["step"] == step for line in self.lines):
             return
         backbone = Backbone(model)
-        responses, stats = answers(
-            backbone,
-            self.prompts,
-            max_new_tokens=self.settings.max_new_tokens,
-            batch_size=self.settings.batch_size,
-            decode=self.decode,
-            vocabulary=self.vocabulary,
-        )
+        responses, stats = self._answers(backbone, self.prompts)
         quality = quality_of(responses, self.prompts, self.tokenizer, backbone.eos_ids, self.settings.task)
         line = {
             "step": step,
@@ -132,15 +126,18 @@ class Probe(TrainerCallback):
         solved = "" if quality.solved is None else f", {quality.solved.count} of {quality.solved.of} solved"
         self.reporter.note(f"step {step}: {stats.tokens_per_forward:.2f} tokens a forward{solved}")
 
-    def _on_training_prompts(self, backbone: Backbone) -> dict[str, float]:
-        responses, stats = answers(
+    def _answers(self, backbone: Backbone, prompts: Sequence[Prompt]) -> tuple[list[list[int]], DecodeStats]:
+        return answers(
             backbone,
-            self.trained,
+            prompts,
             max_new_tokens=self.settings.max_new_tokens,
             batch_size=self.settings.batch_size,
             decode=self.decode,
             vocabulary=self.vocabulary,
         )
+
+    def _on_training_prompts(self, backbone: Backbone) -> dict[str, float]:
+        responses, stats = self._answers(backbone, self.trained)
         quality = quality_of(responses, self.trained, self.tokenizer, backbone.eos_ids).to_dict()
         return {
             "tokens_per_forward": round(stats.tokens_per_forward, 4),

@@ -16,7 +16,7 @@ from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.training.adapter_config import AdapterConfig
 from jacobi_forcing.training.adapter_lines import CleanPass, State, Texts, greedy, slot_losses
 from jacobi_forcing.training.adapter_rows import Answered, LineCollator, LineRows
-from jacobi_forcing.training.budget import Meter, Pace
+from jacobi_forcing.training.budget import Meter
 from jacobi_forcing.training.common import EpochSetter, refuse_foreign_rows
 from jacobi_forcing.training.sharing import EvenRows, check_processes, share_out, summed, within_forward
 
@@ -101,7 +101,6 @@ class AdapterTrainer(Trainer):
         self.add_callback(EpochSetter(self.train_dataset))
         self.backbone.verify_head()
         self._sums: dict[str, Tensor] = {}
-        self._pace: Pace | None = None
         self.meter = Meter()
         self.add_callback(self.meter)
 
@@ -220,7 +219,6 @@ class AdapterTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """The loss of one batch, as its share of the accumulated batch. Called by the library."""
-        self._pace = self._pace or Pace()
         losses = self._within(model, inputs, None if num_items_in_batch is None else int(num_items_in_batch))
         last = inputs["last"]
         counts = {name: getattr(losses, name) for name in ("gained", "sweeps", "slots", "taught")}
@@ -257,12 +255,12 @@ class AdapterTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the steps since the last log gained, took and taught beside the loss."""
-        if "loss" in logs and self._sums and self._pace:
+        if "loss" in logs and self._sums:
             sums = {name: int(summed(total, self.accelerator)) for name, total in self._sums.items()}
             if sums["sweeps"]:
                 logs["tokens_per_forward"] = sums["gained"] / sums["sweeps"]
-            self._pace.count(sums["text"] + sums["slots"], sums["slots"], sums["taught"])
-            logs.update(self._pace.rates())
+            self.meter.pace.count(sums["text"] + sums["slots"], sums["slots"], sums["taught"])
+            logs.update(self.meter.pace.rates())
             self._sums = {}
             logs["train_tokens"] = self.meter.tokens
         super().log(logs, start_time)
