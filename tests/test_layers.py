@@ -28,6 +28,7 @@ LAYERS = (
     "provenance",
     "embedded",
     "entry",
+    "packed",
     "gated",
     "adapter",
     "peft_models",

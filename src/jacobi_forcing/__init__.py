@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jacobi_forcing.decode.generate import GenerateOutput, generate
     from jacobi_forcing.decode.saved import save_custom_generate
     from jacobi_forcing.errors import JForceError
+    from jacobi_forcing.packed import pack_weights
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "generate",
     "generate_with_adapter",
+    "pack_weights",
     "save_custom_generate",
 ]
 
@@ -33,6 +35,7 @@ _HOMES = {
     "JForceError": "jacobi_forcing.errors",
     "generate": "jacobi_forcing.decode.generate",
     "generate_with_adapter": "jacobi_forcing.decode.borrowed",
+    "pack_weights": "jacobi_forcing.packed",
     "save_custom_generate": "jacobi_forcing.decode.saved",
 }
 

@@ -25,6 +25,7 @@ from jacobi_forcing.embedded import BUILTIN, base_folder
 from jacobi_forcing.entry import DECODE, FOLDER
 from jacobi_forcing.errors import ModelError
 from jacobi_forcing.files import read_json
+from jacobi_forcing.packed import pack_weights
 from jacobi_forcing.peft_models import base_name, is_peft_folder, load_onto, merged
 from jacobi_forcing.quantized import quantization_options
 
@@ -64,8 +65,16 @@ def load(config: ModelConfig) -> Loaded:
         ArtefactError: There is no such adapter, or it cannot be gated.
         ConfigError: The weights cannot be quantised here.
         MissingExtraError: A package for adapters or quantised weights is not installed.
-        ModelError: There is no such model, its files are damaged, or the device is not there.
+        ModelError: There is no such model, its files are damaged, or the device is not there; the weights are to be
+            packed, and are not in float32 on a CPU.
     """
+    loaded = _load(config)
+    if config.pack_weights:
+        pack_weights(loaded.model)
+    return loaded
+
+
+def _load(config: ModelConfig) -> Loaded:
     location = locate(config.name)
     if is_peft_folder(location):
         return _load_adapted(location, config)
@@ -120,7 +129,7 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
 def _load_adapted(folder: str, config: ModelConfig) -> Loaded:
     """A peft folder: the base that it names, with the adapter merged in memory."""
     try:
-        base = load(dataclasses.replace(config, name=base_name(folder), adapter=None))
+        base = _load(dataclasses.replace(config, name=base_name(folder), adapter=None))
     except ModelError as error:
         remedy = f"that is the base that '{folder}' names; mend the name in its adapter_config.json"
         raise ModelError(str(error), remedy=remedy) from error

@@ -93,6 +93,7 @@ def bench(
     max_new_tokens: options.MaxNewTokens = 256,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
+    pack_weights: options.PackWeights = ModelConfig.pack_weights,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     overhead: WithOverhead = False,
     details: Details = False,

@@ -68,6 +68,7 @@ def collect(
     schedule_phase: Annotated[str, _schedule("schedule_phase")] = RoundConfig.schedule_phase,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
+    pack_weights: options.PackWeights = ModelConfig.pack_weights,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     json: options.Json = False,
 ) -> None:

@@ -72,6 +72,7 @@ def eval(
     test_seconds: Seconds = 60.0,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
+    pack_weights: options.PackWeights = ModelConfig.pack_weights,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     check_references: CheckReferences = False,
     output: Output = Path("runs/eval"),

@@ -48,6 +48,7 @@ def generate(
     max_new_tokens: Budget = None,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
+    pack_weights: options.PackWeights = ModelConfig.pack_weights,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     show_sweeps: ShowSweeps = False,
     json: options.Json = False,

@@ -75,6 +75,7 @@ Model = Annotated[str, option(ModelConfig, "name", "--model", "-m")]
 DType = Annotated[str, option(ModelConfig, "dtype")]
 Device = Annotated[str, option(ModelConfig, "device")]
 Adapter = Annotated[str | None, option(ModelConfig, "adapter")]
+PackWeights = Annotated[bool, option(ModelConfig, "pack_weights")]
 Quantization = Annotated[str, option(ModelConfig, "quantization")]
 TrustRemoteCode = Annotated[bool, option(ModelConfig, "trust_remote_code")]
 

@@ -53,6 +53,7 @@ def profile(
     repeats: Repeats = 15,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
+    pack_weights: options.PackWeights = ModelConfig.pack_weights,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     output: Output = None,
     figure: Figure = None,

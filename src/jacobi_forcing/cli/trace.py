@@ -47,6 +47,7 @@ def trace(
     max_new_tokens: Budget = None,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
+    pack_weights: options.PackWeights = ModelConfig.pack_weights,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     json: options.Json = False,
 ) -> None:

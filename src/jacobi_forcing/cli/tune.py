@@ -96,6 +96,7 @@ def tune(
     figure: Figure = None,
     dtype: options.DType = ModelConfig.dtype,
     device: options.Device = ModelConfig.device,
+    pack_weights: options.PackWeights = ModelConfig.pack_weights,
     trust_remote_code: options.TrustRemoteCode = ModelConfig.trust_remote_code,
     json: options.Json = False,
 ) -> None:

@@ -106,6 +106,8 @@ def model_inputs(model: ModelConfig) -> dict[str, Any]:
         del inputs["adapter"]
     if model.quantization == "none":
         del inputs["quantization"]
+    if not model.pack_weights:  # so that what was made before there was the option still counts
+        del inputs["pack_weights"]
     if is_peft_folder(folder):
         inputs["base"] = model_inputs(dataclasses.replace(model, name=base_name(folder), adapter=None))
     if folder.is_dir():
