@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from decoding import DECODERS, library, ours, prompt
 from jacobi_forcing import pack_weights
 from jacobi_forcing.adapter import GatedAdapter
+from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.cli.app import app
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.errors import ModelError
@@ -123,7 +124,9 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
     ):
         pack_weights(tiny_model("llama").bfloat16())
     model = tiny_model("llama")
+    assert not Backbone(model).packed_weights
     assert pack_weights(model) > 0
+    assert Backbone(model).packed_weights
     assert pack_weights(model) == 0  # packed already
     folder = save_tiny(tmp_path / "model")
     with pytest.raises(ModelError, match="no weights to pack"):

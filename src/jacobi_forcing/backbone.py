@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.cache import KVCache
 from jacobi_forcing.errors import ModelError
+from jacobi_forcing.packed import is_packed
 from jacobi_forcing.peft_models import plain
 from jacobi_forcing.refusals import refuse_unfit
 
@@ -66,6 +67,11 @@ class Backbone:
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return self._weight.dtype
+
+    @property
+    def packed_weights(self) -> bool:
+        """Whether linear layers multiply with packed weights, see `packed.pack_weights`."""
+        return is_packed(self.model)
 
     @property
     def vocab_size(self) -> int:

@@ -93,7 +93,7 @@ def pack_weights(model: PreTrainedModel | nn.Module) -> int:
         ModelError: There is no such layer in float32 on a CPU, or this build of torch cannot pack.
     """
     layers = [module for module in model.modules() if type(module) in _KINDS and _fits(module.weight)]  # type: ignore[arg-type]  # of a linear layer
-    if not layers and any(isinstance(module, _Packed) for module in model.modules()):
+    if not layers and is_packed(model):
         return 0
     if not layers:
         some = next(model.parameters())
@@ -112,6 +112,11 @@ def pack_weights(model: PreTrainedModel | nn.Module) -> int:
     for layer in layers:
         layer.__class__ = _KINDS[type(layer)]
     return len(layers)
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Whether `pack_weights` was called for a model."""
+    return any(isinstance(module, _Packed) for module in model.modules())
 
 
 def _fits(weight: Tensor) -> bool:

@@ -249,4 +249,5 @@ def model_form(backbone: Backbone) -> dict[str, Any]:
         "dtype": str(backbone.dtype).removeprefix("torch."),
         "device": device,
         "threads": torch.get_num_threads() if device == "cpu" else None,
+        "packed_weights": backbone.packed_weights,
     }

@@ -55,10 +55,9 @@ def profile(
         ConfigError: A number is too small, or the model's context holds no forward of that size.
     """
     backbone = Backbone(loaded.model)
-    sizes = sorted({1, *tokens})
+    sizes, gated = sorted({1, *tokens}), backbone.adapter is not None
     _check(backbone, sizes, contexts, batch_size, tolerance, repeats)
     lengths = sorted({room_before(backbone, sizes[-1], context) for context in contexts})
-    gated = backbone.adapter is not None
     work = work_of(backbone)
     limits = measure_limits(backbone.device, backbone.dtype, work.weights * work.itemsize)
     times = time_sweeps(
@@ -74,6 +73,7 @@ def profile(
         "device": backbone.device.type,
         "device_name": device_name(backbone.device),
         "threads": torch.get_num_threads() if backbone.device.type == "cpu" else None,
+        "packed_weights": backbone.packed_weights,
         "batch_size": batch_size,
         "adapter": gated,
         "tolerance": tolerance,

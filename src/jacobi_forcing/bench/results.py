@@ -202,6 +202,7 @@ class ModelResult:
     cost: list[Cost]
     overhead: list[Overhead] = dataclasses.field(default_factory=list)
     traits: list[Traits] = dataclasses.field(default_factory=list)
+    packed_weights: bool = False
 
     def __getitem__(self, decoder: str) -> DecoderResult:
         """The first result of a decoder."""
@@ -216,6 +217,7 @@ class ModelResult:
             "dtype": self.dtype,
             "device": self.device,
             "threads": torch.get_num_threads() if self.device == "cpu" else None,
+            "packed_weights": self.packed_weights,
             "max_new_tokens": self.max_new_tokens,
             "task": self.task,
             "prompts": self.prompts,

@@ -63,8 +63,7 @@ def bench(
     _check(prompts, sizes := sorted(set(batch_sizes)), rivals)
     backbone, everyone = Backbone(loaded.model), contestants(decode, rivals)
     tell = _teller(sum(len(prompts) // size * size for size in sizes), on_progress)
-    known = list(base or ())
-    results, costs = list[DecoderResult](), list[Cost]()
+    known, results, costs = list(base or ()), list[DecoderResult](), list[Cost]()
     for size in sizes:
         batches = [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
         field = [contestant for contestant in everyone if size == 1 or not contestant.single]
@@ -78,6 +77,7 @@ def bench(
         model=loaded.config.name,
         dtype=str(backbone.dtype).removeprefix("torch."),
         device=backbone.device.type,
+        packed_weights=backbone.packed_weights,
         max_new_tokens=max_new_tokens,
         task=task,
         prompts=len(prompts),

@@ -173,8 +173,7 @@ def tune(
     _check(settings, batches, batch_size, how)
     told = {**(head or {}), "settings": [config.to_dict() for config in settings], "batch_size": batch_size}
     told |= {"max_new_tokens": max_new_tokens, "prompts": [prompt.index for prompt in prompts]}
-    told["threads"] = torch.get_num_threads()
-    book = Journal(journal, told)
+    book = Journal(journal, told | _speed_of(loaded))
     wanted = _wanted(len(settings) - 1, len(batches), how)
     expected = sum(_runs(len(settings) - 1, rungs) for rungs in wanted.values())
     clock = _Clock(loaded, batches, settings, max_new_tokens, book, _teller(expected, on_progress))
@@ -190,6 +189,12 @@ def tune(
         "repeats": how.repeats,
         **judged(loaded, asked, settings, steps, book, task),
     }
+
+
+def _speed_of(loaded: Loaded) -> dict[str, Any]:
+    """What times depend on, beside the machine: runs of other settings are not gone on with."""
+    packed = {"packed_weights": True} if Backbone(loaded.model).packed_weights else {}
+    return {"threads": torch.get_num_threads(), **packed}
 
 
 def _wanted(settings: int, batches: int, how: Search) -> dict[str, list[Rung]]:

@@ -54,6 +54,7 @@ def judged(
         "device": backbone.device.type,
         "device_name": device_name(backbone.device),
         "threads": torch.get_num_threads() if backbone.device.type == "cpu" else None,
+        "packed_weights": backbone.packed_weights,
         "search": name,
         "runs": {which: len(journal.of(which)) for which in steps},
         "rungs": rungs,

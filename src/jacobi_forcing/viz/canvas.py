@@ -65,7 +65,8 @@ def panels(path: str | Path, count: int, title: str) -> Iterator[list[Axes]]:
 def measured_on(result: Mapping[str, Any]) -> str:
     """The model, its dtype, and the device with its threads: what a figure's title begins with."""
     threads = f", {result['threads']} thread{'s' * (result['threads'] > 1)}" if result["threads"] else ""
-    return f"{result['label']}, {result['dtype']}, {result['device_name']}{threads}"
+    packed = ", weights packed" if result.get("packed_weights") else ""
+    return f"{result['label']}, {result['dtype']}, {result['device_name']}{threads}{packed}"
 
 
 def tone(index: int) -> dict[str, Any]:

@@ -108,11 +108,17 @@ def common_ground(first: Result, second: Result) -> list[str]:
             remedy="measure both on the same prompts, with the same task and limit",
         )
     notes = [result.note for result in (first, second) if result.note is not None]
-    machines = [{(m["device"], m["threads"], m["dtype"]) for m in _models(result)} for result in (first, second)]
+    machines = [{_machine(model) for model in _models(result)} for result in (first, second)]
     if machines[0] != machines[1]:
         said = " and ".join(str(sorted(map(str, machine))) for machine in machines)
         notes.append(f"The machines differ ({said}): only TPF and quality compare.")
     return notes
+
+
+def _machine(model: Form) -> tuple[Any, ...]:
+    """What speeds depend on beside the model and its decoder."""
+    packed = ("weights packed",) if model.get("packed_weights") else ()
+    return (model["device"], model["threads"], model["dtype"], *packed)
 
 
 def _models(result: Result) -> list[Form]:

@@ -72,7 +72,8 @@ def _table(found: Found) -> Section:
 def _where(model: Form) -> str:
     count = model.get("threads")
     threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
-    return f"{model['dtype']} on {model['device']}{threads}"
+    packed = ", weights packed" if model.get("packed_weights") else ""
+    return f"{model['dtype']} on {model['device']}{threads}{packed}"
 
 
 def _block_sizes(models: Sequence[Form]) -> Section:
