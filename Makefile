@@ -13,7 +13,7 @@ UNFINISHED := $(VENV)/.unfinished
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart test test-slow lint format types readme check clean
+.PHONY: help venv quickstart smollm2 test test-slow lint format types readme check clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,11 @@ venv: $(STAMP) ## Make .venv and install the package with its development tools
 
 quickstart: $(STAMP) ## Train the built-in tiny model to decode in parallel and show what it gained
 	$(BIN)/jforce quickstart $(ARGS)
+
+smollm2: $(STAMP) ## Fetch SmolLM2-135M-Instruct and measure it with the adapter that ships for it
+	$(BIN)/python scripts/fetch_smollm2.py runs/smollm2-base
+	$(BIN)/jforce bench --model runs/smollm2-base --adapter models/smollm2-orders --pack-weights --prompts builtin:orders \
+		--limit 8 --max-new-tokens 96 --decoder window --block-size 16 $(ARGS)
 
 test: $(STAMP) ## Run the tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile $(ARGS)

@@ -12,7 +12,7 @@ import typer
 
 from jacobi_forcing import provenance
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import print_json
+from jacobi_forcing.cli.console import print_report
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PromptsConfig
 from jacobi_forcing.embedded import BUILTIN, BUILTIN_TASKS
 from jacobi_forcing.errors import ConfigError
@@ -103,7 +103,8 @@ def bench(
     """Measure decoders on the same weights and prompts: speed, exactness and quality together.
 
     --decoder, --block-size and the decoders' other settings that take a value may be repeated; every combination is
-    measured. The last line of standard output is a JSON object with all figures; with --json it is the only one.
+    measured. Where standard output is no terminal, its last line is a JSON object with all figures;
+    with --json it is the only one.
     """
     plan = _plan(dict(locals()))
 
@@ -114,7 +115,7 @@ def bench(
     report = _report(results, plan.asked.prompts, draft_seed)
     if output is not None:
         write_json(output, report)
-    print_json(report)
+    print_report(report, json=json)
 
 
 @dataclasses.dataclass(frozen=True)

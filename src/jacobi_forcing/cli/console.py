@@ -72,6 +72,12 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
+def print_report(report: Mapping[str, Any], *, json: bool) -> None:
+    """The JSON line under a measurement's table: for programs, so a terminal gets it only where it was asked for."""
+    if json or not sys.stdout.isatty():
+        print_json(report)
+
+
 def print_text(text: str, *, to_stderr: bool = False) -> None:
     """A result as it is, without markup."""
     print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)

@@ -14,7 +14,7 @@ import typer
 
 from jacobi_forcing import provenance
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import note, print_json, print_table
+from jacobi_forcing.cli.console import note, print_report, print_table
 from jacobi_forcing.config import DecodeConfig, ModelConfig, PromptsConfig, Template
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.errors import ConfigError
@@ -81,8 +81,8 @@ def eval(
     """Grade a model's answers to benchmarks, and time them in the same run.
 
     Answers come through lm-evaluation-harness with any decoder; generated code is tested in a sandbox. --decoder and
-    --block-size may be repeated. The last line of standard output is a JSON object with all figures; OUTPUT gets it as
-    eval.json, and every answer as a line of items.jsonl.
+    --block-size may be repeated. Where standard output is no terminal, its last line is a JSON object with all figures;
+    OUTPUT gets it as eval.json, and every answer as a line of items.jsonl.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's own bars; before anything imports tqdm
     plan = _plan(dict(locals()))
@@ -95,7 +95,7 @@ def eval(
     else:
         report = _evaluate(plan, limits)
         _show(report, to_stderr=json)
-    print_json(report)
+    print_report(report, json=json)
 
 
 @dataclasses.dataclass(frozen=True)

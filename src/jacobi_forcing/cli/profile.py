@@ -10,7 +10,7 @@ import typer
 
 from jacobi_forcing import provenance
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import note, print_json, print_table, print_text
+from jacobi_forcing.cli.console import note, print_report, print_table, print_text
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.embedded import BUILTIN
 from jacobi_forcing.files import write_json
@@ -61,8 +61,8 @@ def profile(
 ) -> None:
     """Measure what parallel tokens cost on this device: latency over tokens, knee, roofline, and settings that fit.
 
-    With --adapter half of a forward's tokens go through the adapter, as in decoding. The last line of standard output
-    is a JSON object with all figures; with --json it is the only one.
+    With --adapter half of a forward's tokens go through the adapter, as in decoding. Where standard output is no
+    terminal, its last line is a JSON object with all figures; with --json it is the only one.
     """
     given = dict(locals())
     settings = options.settings(ModelConfig, given, name=model)
@@ -79,7 +79,7 @@ def profile(
 
         draw_profile(report, figure)
         note(f"figure: {figure}")
-    print_json(report)
+    print_report(report, json=json)
 
 
 def _measure(settings: ModelConfig, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 
 from jacobi_forcing import provenance
 from jacobi_forcing.cli import options
-from jacobi_forcing.cli.console import note, print_json, print_table, print_text
+from jacobi_forcing.cli.console import note, print_report, print_table, print_text
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig, PromptsConfig
 from jacobi_forcing.embedded import BUILTIN, BUILTIN_TASKS
 from jacobi_forcing.errors import ConfigError
@@ -102,8 +102,8 @@ def tune(
 ) -> None:
     """Find the settings with which this model decodes fastest on this device.
 
-    By default in few runs: all settings on few prompts, the better half on more. The last line of standard output is a
-    JSON object with all figures; with --json it is the only one.
+    By default in few runs: all settings on few prompts, the better half on more. Where standard output is no
+    terminal, its last line is a JSON object with all figures; with --json it is the only one.
     """
     given = dict(locals())
     settings = options.settings(ModelConfig, given, name=model)
@@ -122,7 +122,7 @@ def tune(
         note(f"figure: {figure}")
     if write:
         _write(model, adapter, report["best"]["settings"])
-    print_json(report)
+    print_report(report, json=json)
 
 
 def _asked(given: Mapping[str, Any]) -> EvaluationConfig:
