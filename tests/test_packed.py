@@ -57,6 +57,22 @@ def test_gradients_are_those_of_the_plain_layers_to_the_bit(arch: str) -> None:
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
+@pytest.mark.parametrize("kind", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_a_step_of_any_optimiser_is_seen(arch: str, kind: dict[str, bool]) -> None:
+    model = tiny_model(arch)
+    pack_weights(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
+    for _ in range(2):
+        before = logits(model)
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        optimizer.step()
+        plain = tiny_model(arch)
+        plain.load_state_dict(model.state_dict())
+        torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(before, logits(model), atol=1e-2)
+
+
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])
 def test_a_weight_that_changes_is_packed_anew(arch: str) -> None:
     model, plain = tiny_model(arch), tiny_model(arch)

@@ -35,7 +35,12 @@ class _Packed(nn.Module):
 
         None where a gradient, another dtype or another device needs the plain product.
         """
-        if torch.is_grad_enabled() or x.dtype is not torch.float32 or x.dim() < 2 or not x.numel():
+        if torch.is_grad_enabled():
+            # A step of training may follow, and torch's fused optimisers change weights without counting it.
+            if weight.requires_grad:
+                self._copy = self._copied = None
+            return None
+        if x.dtype is not torch.float32 or x.dim() < 2 or not x.numel():
             return None
         if not _fits(weight) or torch.is_autocast_enabled("cpu"):
             return None
