@@ -110,8 +110,8 @@ def checked(
     return told
 
 
-def describe(found: Found, base: str, told: dict[str, Any]) -> str:
-    """The run's model card, with what publishing changed."""
+def describe(found: Found, base: str, told: dict[str, Any], remark: str = "") -> str:
+    """The run's model card, with what publishing changed, and a remark where there is one."""
     assert found.run is not None
     run = {**found.run, "recipe": {**found.run["recipe"], "model": {**found.run["recipe"]["model"], "name": base}}}
     one, other = told["float32"], told["bfloat16"]
@@ -119,7 +119,7 @@ def describe(found: Found, base: str, told: dict[str, Any]) -> str:
         f"\n## As published\n\nThe adapter's weights are rounded to bfloat16. On {told['prompts']} held-out prompts "
         f"the texts equal the base's, {other['equal_to_base']} of {told['prompts']}, and `{told['decode']['decoder']}` "
         f"n={told['decode']['block_size']} takes {other['tokens_per_forward']:.2f} tokens a forward (before rounding "
-        f"{one['tokens_per_forward']:.2f}).\n"
+        f"{one['tokens_per_forward']:.2f}).{' ' * bool(remark)}{remark}\n"
     )
 
 
@@ -132,6 +132,7 @@ def publish(run: Path, target: Path, asked: argparse.Namespace) -> dict[str, Any
     recipe = RecipeConfig.from_dict(found.run["recipe"])
     settings = dataclasses.replace(recipe.model, name=asked.base or recipe.model.name, adapter=None)
     decode = DecodeConfig.from_dict(read_json(model / FOLDER / DECODE))
+    decode = dataclasses.replace(decode, block_size=asked.block_size or decode.block_size)
     loaded = load(settings)
     with tempfile.TemporaryDirectory() as temporary:
         adapter = GatedAdapter.load(loaded.model, model)
@@ -147,7 +148,7 @@ def publish(run: Path, target: Path, asked: argparse.Namespace) -> dict[str, Any
             base = {"name": asked.base_name, "fingerprint": fingerprint}
             write_json(folder / PROVENANCE, {**made, "base": base, "rounded_to": "bfloat16", "checked": told})
             write_text(folder / RECIPE, public_recipe(found.run["recipe"], asked.base_name).to_yaml())
-            write_text(folder / CARD, describe(found, asked.base_name, told))
+            write_text(folder / CARD, describe(found, asked.base_name, told, asked.remark))
             wrong = faults(folder)
             if wrong:
                 raise SystemExit("Not published: " + "; ".join(wrong))
@@ -164,6 +165,8 @@ def main() -> None:
     parser.add_argument(
         "--with", dest="extra", type=Path, action="append", default=[], help="a result file for the card"
     )
+    parser.add_argument("--block-size", type=int, help="n that decodes by default; otherwise the run's")
+    parser.add_argument("--remark", default="", help="a sentence for the end of the card, such as one about the base")
     parser.add_argument("--prompts", type=int, default=8, help="held-out prompts to compare both adapters on")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--batch-size", type=int, default=4)

@@ -36,7 +36,8 @@ def script() -> ModuleType:
 
 
 publishing = script()
-ASKED = argparse.Namespace(base_name="owner/tiny", base=None, extra=[], prompts=4, max_new_tokens=12, batch_size=2)
+ASKED = argparse.Namespace(base_name="owner/tiny", base=None, extra=[], block_size=2, remark="Of a tiny base.")
+ASKED.prompts, ASKED.max_new_tokens, ASKED.batch_size = 4, 12, 2
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,11 @@ def test_the_card_the_recipe_and_the_provenance_tell_of_the_run_and_of_no_machin
     assert recipe.rounds == load_recipe(published / "recipe.yaml").rounds
     text = (place / "README.md").read_text()
     assert yaml.safe_load(text.split("---\n")[1])["base_model"] == "owner/tiny"
-    assert "rounded to bfloat16. On 4 held-out prompts the texts equal the base's, 4 of 4" in text
+    assert (
+        "rounded to bfloat16. On 4 held-out prompts the texts equal the base's, 4 of 4, and `window` n=2 takes" in text
+    )
+    assert text.endswith(" Of a tiny base.\n")
+    assert json.loads((place / "custom_generate/decode.json").read_text())["block_size"] == 2
     record = json.loads((place / "provenance.json").read_text())
     assert record["checked"]["bfloat16"]["equal_to_base"] == 4
     assert record["base"]["name"] == "owner/tiny"
