@@ -26,7 +26,7 @@ quickstart: $(STAMP) ## Train the built-in tiny model to decode in parallel and 
 smollm2: $(STAMP) ## Fetch SmolLM2-135M-Instruct and measure it with the adapter that ships for it
 	$(BIN)/python scripts/fetch_smollm2.py runs/smollm2-base
 	$(BIN)/jforce bench --model runs/smollm2-base --adapter models/smollm2-orders --pack-weights --prompts builtin:orders \
-		--limit 8 --max-new-tokens 96 --decoder window --block-size 16 $(ARGS)
+		--limit 8 --max-new-tokens 96 --decoder window --block-size 8 $(ARGS)
 
 test: $(STAMP) ## Run the tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile $(ARGS)

@@ -70,6 +70,7 @@ def answer(
         "block_size": decode.block_size,
         "temperature": (sampling or {}).get("temperature", 0.0),
         "model": loaded.config.name,
+        **({} if loaded.config.adapter is None else {"adapter": loaded.config.adapter}),
         "prompt_tokens": len(ids),
         "finished": new[-1] in backbone.eos_ids,
         "repeats": loops(new, backbone.eos_ids),
