@@ -95,6 +95,7 @@ def checked(
 ) -> dict[str, Any]:
     """Decode held-out prompts by the base, and drafted for by both adapters; refuses where a text differs."""
     held_out = recipe.evaluation.prompts if recipe.evaluation is not None else recipe.prompts
+    held_out = dataclasses.replace(held_out, source=asked.data or held_out.source)
     context = Backbone(loaded.model).context_length
     prompts = load_prompts(dataclasses.replace(held_out, limit=asked.prompts), loaded.tokenizer, context_length=context)
     expected, _ = decoded(loaded, prompts, asked, None)
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument(
         "--with", dest="extra", type=Path, action="append", default=[], help="a result file for the card"
     )
+    parser.add_argument("--data", help="file of held-out prompts; by default the recipe's, looked for here")
     parser.add_argument("--block-size", type=int, help="n that decodes by default; otherwise the run's")
     parser.add_argument("--remark", default="", help="a sentence for the end of the card, such as one about the base")
     parser.add_argument("--prompts", type=int, default=8, help="held-out prompts to compare both adapters on")

@@ -36,7 +36,9 @@ def script() -> ModuleType:
 
 
 publishing = script()
-ASKED = argparse.Namespace(base_name="owner/tiny", base=None, extra=[], block_size=2, remark="Of a tiny base.")
+ASKED = argparse.Namespace(
+    base_name="owner/tiny", base=None, data=None, extra=[], block_size=2, remark="Of a tiny base."
+)
 ASKED.prompts, ASKED.max_new_tokens, ASKED.batch_size = 4, 12, 2
 
 
