@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jacobi_forcing import __version__
 from jacobi_forcing.cli import main
-from jacobi_forcing.cli.console import print_report
 from jacobi_forcing.config import DecodeConfig, RoundConfig
 from jacobi_forcing.schema import dataclasses_help
 from tiny_folder import save_prompts, save_tiny
@@ -363,7 +362,6 @@ import sys
 for name in ("accelerate", "datasets", "pyarrow"):
     sys.modules[name] = None  # importing it now fails, and find_spec calls it absent
 from jacobi_forcing.cli import main
-from jacobi_forcing.cli.console import print_report
 status = main(["generate", "What is 6?", "-m", "model", "--max-new-tokens", "4", "--json"])
 more = main(["collect", "-m", "model", "-p", "prompts.jsonl", "--field", "question", "-o", "extra", "-n", "4"])
 print(status, more)
@@ -411,15 +409,3 @@ def test_ctrl_c_ends_quietly_with_status_130(place: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-
-
-def test_a_terminal_gets_the_json_line_only_where_it_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_report({"a": 1}, json=False)
-    assert capsys.readouterr().out == '{"a": 1}\n'
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    print_report({"a": 1}, json=False)
-    assert capsys.readouterr().out == ""
-    print_report({"a": 1}, json=True)
-    assert capsys.readouterr().out == '{"a": 1}\n'

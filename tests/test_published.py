@@ -37,9 +37,9 @@ def script() -> ModuleType:
 
 publishing = script()
 ASKED = argparse.Namespace(
-    base_name="owner/tiny", base=None, data=None, extra=[], block_size=2, remark="Of a tiny base."
+    **{"base_name": "owner/tiny", "base": None, "data": None, "extra": [], "remark": "Of a tiny base."},
+    **{"block_size": 2, "prompts": 4, "max_new_tokens": 12, "batch_size": 2},
 )
-ASKED.prompts, ASKED.max_new_tokens, ASKED.batch_size = 4, 12, 2
 
 
 @pytest.fixture(scope="module")

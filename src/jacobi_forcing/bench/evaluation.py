@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.contestants import AR, label_of
 from jacobi_forcing.bench.cost import cost_ratios
 from jacobi_forcing.bench.exactness import Mismatch, find_mismatch
@@ -238,16 +237,3 @@ def _lines(judged: list[Judged], records: Sequence[Record]) -> list[dict[str, An
 def _name(record: Record, item: int) -> str:
     """What the data set calls an item."""
     return str(record.get("task_id") or record.get("unique_id") or item)
-
-
-def model_form(backbone: Backbone) -> dict[str, Any]:
-    """What speeds depend on, beside the machine."""
-    import torch
-
-    device = backbone.device.type
-    return {
-        "dtype": str(backbone.dtype).removeprefix("torch."),
-        "device": device,
-        "threads": torch.get_num_threads() if device == "cpu" else None,
-        "packed_weights": backbone.packed_weights,
-    }

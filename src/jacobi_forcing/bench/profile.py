@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.cost import room_before, time_sweeps
 from jacobi_forcing.bench.knee import bend, knee, recommended
-from jacobi_forcing.bench.roofline import Limits, Work, device_name, measure_limits, work_of
+from jacobi_forcing.bench.roofline import Limits, Work, device_name, measure_limits, model_form, work_of
 from jacobi_forcing.errors import ConfigError
 from jacobi_forcing.loading import Loaded
 
@@ -55,9 +54,10 @@ def profile(
         ConfigError: A number is too small, or the model's context holds no forward of that size.
     """
     backbone = Backbone(loaded.model)
-    sizes, gated = sorted({1, *tokens}), backbone.adapter is not None
+    sizes = sorted({1, *tokens})
     _check(backbone, sizes, contexts, batch_size, tolerance, repeats)
     lengths = sorted({room_before(backbone, sizes[-1], context) for context in contexts})
+    gated = backbone.adapter is not None
     work = work_of(backbone)
     limits = measure_limits(backbone.device, backbone.dtype, work.weights * work.itemsize)
     times = time_sweeps(
@@ -69,11 +69,8 @@ def profile(
     return {
         "label": label or loaded.config.name,
         "model": loaded.config.name,
-        "dtype": str(backbone.dtype).removeprefix("torch."),
-        "device": backbone.device.type,
+        **model_form(backbone),
         "device_name": device_name(backbone.device),
-        "threads": torch.get_num_threads() if backbone.device.type == "cpu" else None,
-        "packed_weights": backbone.packed_weights,
         "batch_size": batch_size,
         "adapter": gated,
         "tolerance": tolerance,

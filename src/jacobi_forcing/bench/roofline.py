@@ -164,6 +164,17 @@ def _best(work: Callable[[], Any], device: torch.device) -> float:
     return min(times[2:])
 
 
+def model_form(backbone: Backbone) -> dict[str, Any]:
+    """What speeds depend on, beside the machine, as results tell it."""
+    device = backbone.device.type
+    return {
+        "dtype": str(backbone.dtype).removeprefix("torch."),
+        "device": device,
+        "threads": torch.get_num_threads() if device == "cpu" else None,
+        "packed_weights": backbone.packed_weights,
+    }
+
+
 def device_name(device: torch.device) -> str:
     """What the device is called by its maker, as far as the system tells."""
     if device.type == "cuda":

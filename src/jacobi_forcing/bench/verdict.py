@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.contestants import AR, label_of
 from jacobi_forcing.bench.halving import Step
 from jacobi_forcing.bench.journal import Journal, Place, rate
-from jacobi_forcing.bench.roofline import device_name
+from jacobi_forcing.bench.roofline import device_name, model_form
 from jacobi_forcing.bench.surface import fit_surface
 from jacobi_forcing.config import DecodeConfig, Task
 from jacobi_forcing.evaluate.quality import quality_of
@@ -50,11 +48,8 @@ def judged(
     best = _best(found, [0, *steps[name][-1].left])
     ar = [ids for batch in range(len({place[1] for place in calls})) for ids in calls[0, batch, 0]["ids"]]
     return {
-        "dtype": str(backbone.dtype).removeprefix("torch."),
-        "device": backbone.device.type,
+        **model_form(backbone),
         "device_name": device_name(backbone.device),
-        "threads": torch.get_num_threads() if backbone.device.type == "cpu" else None,
-        "packed_weights": backbone.packed_weights,
         "search": name,
         "runs": {which: len(journal.of(which)) for which in steps},
         "rungs": rungs,

@@ -252,7 +252,7 @@ def _evaluate(plan: _Plan, limits: Any) -> dict[str, Any]:
 
 def _settings(plan: _Plan, lm: JForceLM, sums: Mapping[str, str]) -> dict[str, Any]:
     """All that decides answers and times beside the decoder: answers of other settings are not gone on with."""
-    from jacobi_forcing.bench.evaluation import model_form
+    from jacobi_forcing.bench.roofline import model_form
 
     adapter = plan.model.adapter
     return {
