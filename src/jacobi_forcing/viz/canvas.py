@@ -64,9 +64,14 @@ def panels(path: str | Path, count: int, title: str) -> Iterator[list[Axes]]:
 
 def measured_on(result: Mapping[str, Any]) -> str:
     """The model, its dtype, and the device with its threads: what a figure's title begins with."""
-    threads = f", {result['threads']} thread{'s' * (result['threads'] > 1)}" if result["threads"] else ""
-    packed = ", weights packed" if result.get("packed_weights") else ""
-    return f"{result['label']}, {result['dtype']}, {result['device_name']}{threads}{packed}"
+    return f"{result['label']}, {result['dtype']}, {result['device_name']}{processor(result)}"
+
+
+def processor(result: Mapping[str, Any]) -> str:
+    """How a CPU was used: `, 2 threads, weights packed`; empty where nothing is known of it."""
+    count = result.get("threads")
+    threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
+    return threads + (", weights packed" if result.get("packed_weights") else "")
 
 
 def tone(index: int) -> dict[str, Any]:

@@ -19,18 +19,19 @@ _FULL = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 name = "THIS-MODEL"  # the folder, or the name that it has on a hub
 model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-inputs = tokenizer(["…"], return_tensors="pt")
+{inputs}
 model.generate(**inputs, custom_generate=name, trust_remote_code=True, max_new_tokens=128)
 """
-_ADAPTER = """from jacobi_forcing import DecodeConfig, GatedAdapter, generate
-from transformers import AutoModelForCausalLM, AutoTokenizer
+_ADAPTER = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 name, adapter = "{base}", "THIS-ADAPTER"  # the base, and the folder with adapter_model.safetensors
 model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-GatedAdapter.load(model, adapter)
-inputs = tokenizer(["…"], return_tensors="pt")
-model.generate(**inputs, custom_generate=generate, decode=DecodeConfig("window", {size}), max_new_tokens=128)
+{inputs}
+model.generate(**inputs, custom_generate=adapter, trust_remote_code=True, max_new_tokens=128)
 """
+_RAW = 'inputs = tokenizer(["…"], return_tensors="pt")'
+_CHAT = """chats = [[{"role": "user", "content": "…"}]]  # as the prompts that it was trained on
+inputs = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
 
 
 def card(found: Found, report: Report) -> str:
@@ -113,11 +114,11 @@ def _base(recipe: Mapping[str, Any]) -> str:
 
 
 def _use(run: Mapping[str, Any], adapted: bool) -> str:
-    if not adapted:
-        return _FULL
+    """Code that decodes with the settings saved beside the weights, on a prompt as those of the training."""
     recipe = run["recipe"]
     name = recipe["model"]["name"]
-    return _ADAPTER.format(base=name if _on_hub(name) else "THE-BASE", size=recipe["rounds"][-1]["block_size"])
+    inputs = _CHAT if recipe["prompts"].get("template") == "chat" else _RAW
+    return (_ADAPTER if adapted else _FULL).format(base=name if _on_hub(name) else "THE-BASE", inputs=inputs)
 
 
 def _without(adapted: bool) -> str:

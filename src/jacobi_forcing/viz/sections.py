@@ -9,6 +9,7 @@ from typing import Any
 from jacobi_forcing.bench.details import details, overhead
 from jacobi_forcing.bench.table import LEGEND, columns, graded_parts, notes, rows
 from jacobi_forcing.viz import figures
+from jacobi_forcing.viz.canvas import processor
 from jacobi_forcing.viz.gather import Found
 from jacobi_forcing.viz.others import other_sections
 from jacobi_forcing.viz.parts import Block, Items, Section, Table, Text
@@ -70,10 +71,7 @@ def _table(found: Found) -> Section:
 
 
 def _where(model: Form) -> str:
-    count = model.get("threads")
-    threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
-    packed = ", weights packed" if model.get("packed_weights") else ""
-    return f"{model['dtype']} on {model['device']}{threads}{packed}"
+    return f"{model['dtype']} on {model['device']}{processor(model)}"
 
 
 def _block_sizes(models: Sequence[Form]) -> Section:
