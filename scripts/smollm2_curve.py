@@ -25,7 +25,7 @@ from jacobi_forcing.files import read_json, write_file, write_json
 from jacobi_forcing.viz.gather import Found, gather
 
 Form = Mapping[str, Any]
-BASE = "base"
+BASE, LAST_ROUND = "base", "round 2"
 
 
 def tokens_at(log: Sequence[Form], step: int) -> float:
@@ -67,7 +67,7 @@ def cost(found: Found) -> dict[str, Any]:
 def label_of(folder: Path) -> str:
     """What the table calls the last model of a run."""
     ends = {"-adapter": "adapter", "-cllm": "CLLM-style"}
-    return next((label for end, label in ends.items() if folder.name.endswith(end)), "round 2")
+    return next((label for end, label in ends.items() if folder.name.endswith(end)), LAST_ROUND)
 
 
 def fastest(table: Form, label: str) -> Form | None:
@@ -99,8 +99,9 @@ def draw(curves: Sequence[Form], out: Path) -> None:
         tokens = [point["tokens"] for point in curve["points"]]
         tpf = [point["tokens_per_forward"] for point in curve["points"]]
         hours = [curve["core_hours"] * count / max(*tokens, 1) for count in tokens]
-        (line,) = over_tokens.plot([count / 1000 for count in tokens], tpf, marker=marker, label=curve["label"])
-        over_hours.plot(hours, tpf, marker=marker, color=line.get_color(), label=curve["label"])
+        name = "paper's mode" if curve["label"] == LAST_ROUND else curve["label"]
+        (line,) = over_tokens.plot([count / 1000 for count in tokens], tpf, marker=marker, label=name)
+        over_hours.plot(hours, tpf, marker=marker, color=line.get_color(), label=name)
         for before, after in itertools.pairwise(curve["points"]):
             if before["round"] != after["round"]:
                 over_tokens.axvline(after["tokens"] / 1000, color=line.get_color(), linestyle=":", linewidth=1)
