@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
@@ -9,40 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.errors import ArtefactError, ConfigError
-from jacobi_forcing.recipe import Reporter, find_recipe, load_recipe, round_prompts, run_recipe
+from jacobi_forcing.recipe import Reporter, load_recipe, run_recipe
 from jacobi_forcing.trajectories.store import TrajectoryReader
 from result_schemas import assert_valid
 from tiny_folder import save_prompts, save_tiny
-
-SHIPPED = tuple(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
-RECIPE: dict[str, Any] = {
-    "model": {"name": "model", "device": "cpu"},
-    "prompts": {"source": "prompts.jsonl", "field": "question", "limit": 8},
-    "collect": {"max_new_tokens": 16, "batch_size": 2, "shard_size": 1},
-    "rounds": [
-        {"block_size": 4, "window_size": 2, "steps": 6, "learning_rate": 1e-3, "max_length": 96, "save_steps": 2},
-        {"block_size": 8, "window_size": 2, "steps": 2, "learning_rate": 1e-3, "max_length": 96, "prompts_offset": 5},
-    ],
-    "output": "run",
-}
-EVALUATION: dict[str, Any] = {
-    "prompts": {"answer_field": "answer", "offset": 8, "limit": 3},
-    "task": "gsm8k",
-    "max_new_tokens": 8,
-    "decode": [{"decoder": "window", "block_size": 4}],
-    "speed_prompts": 2,
-    "probe_steps": 4,
-    "probe_prompts": 2,
-}
+from tiny_recipe import EVALUATION, RECIPE, write
 
 
 class Told(Reporter):
@@ -76,11 +53,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     run_recipe(load_recipe("measured.yaml"))
     yield folder
     os.chdir(before)
-
-
-def write(path: Path, values: dict[str, Any]) -> Path:
-    path.write_text(yaml.safe_dump(copy.deepcopy(values)), encoding="utf-8")
-    return path
 
 
 def artefacts(output: Path) -> dict[str, bytes]:
@@ -307,103 +279,3 @@ def test_killed_in_collecting_and_in_training_it_ends_with_the_same_bytes(place:
     assert artefacts(killed) == artefacts(undisturbed)
     steps = [json.loads(line).get("step") for line in (first / "log.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
-
-
-# Settings ---------------------------------------------------------------------------------------------------------
-
-
-def test_overrides_reach_mappings_lists_and_what_was_not_there(place: Path) -> None:
-    recipe = load_recipe(
-        "measured.yaml",
-        [
-            "rounds.1.learning_rate=1e-6",
-            "rounds[0].steps=9",
-            "model.dtype=bfloat16",
-            "evaluation.decode=[{block_size: 2}]",
-        ],
-        "elsewhere",
-    )
-    assert recipe.rounds[1].learning_rate == 1e-6
-    assert recipe.rounds[0].steps == 9
-    assert recipe.model.dtype == "bfloat16"
-    assert recipe.evaluation is not None and recipe.evaluation.decode == (DecodeConfig(block_size=2),)
-    assert recipe.output == "elsewhere"
-    assert load_recipe("measured.yaml", ["evaluation=null"]).evaluation is None
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("rounds.0.learning_rte=1", r"Unknown key 'rounds\[0\].learning_rte'.*did you mean 'learning_rate'"),
-        ("rounds.5.steps=1", "leads to no entry.*from 0 to 1"),
-        ("rounds.x.steps=1", "leads to no entry"),
-        ("seed.deeper=1", "'seed' has a wrong value"),
-        ("steps", "cannot be read.*key.path=value"),
-        ("rounds.0.block_size=0", "too small"),
-        ("rounds=[]", "'rounds' is empty"),
-        ("rounds.0.warmup_ratio=1.5", "warmup_ratio"),
-        ("rounds.1.prompts_offset=8", "Round 2 has no prompts"),
-        ("evaluation.prompts.answer_field=null", "needs reference answers"),
-        ("model.name=[", "not YAML"),
-    ],
-)
-def test_wrong_overrides_are_refused_before_anything_runs(place: Path, override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_recipe("measured.yaml", [override])
-
-
-def test_what_the_evaluation_does_not_say_about_prompts_comes_from_the_recipes_own(place: Path) -> None:
-    recipe = load_recipe("measured.yaml", ["prompts.source=other.jsonl"])
-    assert recipe.evaluation is not None
-    prompts = recipe.evaluation.prompts
-    assert (prompts.source, prompts.field, prompts.offset, prompts.limit) == ("other.jsonl", "question", 8, 3)
-
-
-def test_measuring_on_what_was_trained_on_is_said(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_recipe("measured.yaml")
-    assert not caplog.records
-    load_recipe("measured.yaml", ["evaluation.prompts.offset=7"])
-    assert "trained on too" in caplog.text
-
-
-def test_a_round_takes_a_slice_of_the_recipes_slice(place: Path) -> None:
-    recipe = load_recipe(
-        "recipe.yaml",
-        ["prompts.offset=100", "prompts.limit=50", "rounds.1.prompts_limit=20", "rounds.0.prompts_limit=60"],
-    )
-    first, second = (round_prompts(recipe, index) for index in (0, 1))
-    assert (first.offset, first.limit) == (100, 50)
-    assert (second.offset, second.limit) == (105, 20)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_shipped_recipes_are_found_from_anywhere_and_are_right(name: str, tmp_path: Path) -> None:
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        assert load_recipe(name) == load_recipe(f"recipes/{name}.yaml") == load_recipe(find_recipe(name))
-    finally:
-        os.chdir(before)
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-coder-7b", "qwen2.5-math-7b"])
-def test_the_papers_recipes_have_the_papers_figures(name: str) -> None:
-    # Section 4.1 and 3.1 of the paper.
-    rounds = load_recipe(name).rounds
-    assert [(r.block_size, r.window_size, r.steps) for r in rounds] == [(16, 16, 10_000), (32, 8, 10_000)]
-    for settings in rounds:
-        assert (settings.learning_rate, settings.batch_size, settings.max_length) == (1e-6, 4, 2048)
-
-
-def test_a_missing_recipe_names_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no recipe 'quikstart'.*quickstart"):
-        load_recipe("quikstart")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("a: [", "not valid YAML"), ("- 1", "holds no recipe"), ("", "holds no recipe")]
-)
-def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "r.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        load_recipe(tmp_path / "r.yaml")
