@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -71,6 +72,54 @@ def test_a_step_of_any_optimiser_is_seen(arch: str, kind: dict[str, bool]) -> No
         plain.load_state_dict(model.state_dict())
         torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
         assert not torch.allclose(before, logits(model), atol=1e-2)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_a_step_is_seen_where_something_was_measured_before_it(arch: str) -> None:
+    model = tiny_model(arch)
+    pack_weights(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    before = logits(model)
+    optimizer.step()
+    plain = tiny_model(arch)
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before, logits(model), atol=1e-2)
+
+
+def test_frozen_weights_are_not_packed_anew_for_the_steps_of_others() -> None:
+    model = tiny_model("llama")
+    model.requires_grad_(False)
+    pack_weights(model)
+    logits(model)
+    copies = [module._copy for module in model.modules() if isinstance(module, PackedLinear)]
+    other = nn.Linear(2, 2)
+    other(torch.ones(2)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    logits(model)
+    assert all(
+        one is module._copy
+        for one, module in zip(copies, (m for m in model.modules() if isinstance(m, PackedLinear)), strict=True)
+    )
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_what_torch_does_not_count_is_seen_when_decoding_begins(arch: str) -> None:
+    model, plain = tiny_model(arch), tiny_model(arch)
+    pack_weights(model)
+    ours(model, prompt(), 8)
+    for weights in (model.parameters(), plain.parameters()):
+        for weight in weights:
+            weight.data.mul_(-1.5)
+    pack_weights(plain)
+    assert ours(model, prompt(), 20) == ours(plain, prompt(), 20)
+    torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
+    for weights in (model.parameters(), plain.parameters()):
+        for weight in weights:
+            weight.data.mul_(-0.5)
+    assert pack_weights(model) == pack_weights(plain) == 0  # before a bare forward pass
+    torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])

@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.cache import KVCache
 from jacobi_forcing.errors import ModelError
-from jacobi_forcing.packed import is_packed
+from jacobi_forcing.packed import check_packed, is_packed
 from jacobi_forcing.peft_models import plain
 from jacobi_forcing.refusals import refuse_unfit
 
@@ -52,6 +52,7 @@ class Backbone:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         refuse_unfit(model)
+        check_packed(model)
         self.windows = _windows(self.config)
         self.adapter = GatedAdapter.of(model)
         # The library looks through all weights each time it is asked for their dtype; every sweep asks.

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -22,13 +23,35 @@ from jacobi_forcing.errors import ModelError
 _TOKENS = 16
 """What the layout is chosen for; those for 1 to 48 tokens were as fast with it."""
 _REMEDY = "leave pack_weights out"
+_SAMPLES = 256
+"""Entries of a weight that tell whether it was changed behind torch's back."""
+
+
+class _Steps:
+    """How many steps any optimiser has done: torch's fused ones change weights without counting it there."""
+
+    count = 0
+    watched = False
+
+    @classmethod
+    def watch(cls) -> None:
+        """Count from now on."""
+        if not cls.watched:
+            register_optimizer_step_post_hook(lambda *_: cls.more())
+            cls.watched = True
+
+    @classmethod
+    def more(cls) -> None:
+        """One more."""
+        cls.count += 1
 
 
 class _Packed(nn.Module):
     """Beside a layer's weight its packed copy, made anew when the weight has changed."""
 
     _copy: Tensor | None = None
-    _copied: tuple[int, int] | None = None
+    _copied: tuple[int, int, int] | None = None
+    _sample: Tensor | None = None
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, turned: bool = False) -> Tensor | None:
         """[..., in] to [..., out], of a weight [out, in], or the other way round where it is turned.
@@ -36,28 +59,43 @@ class _Packed(nn.Module):
         None where a gradient, another dtype or another device needs the plain product.
         """
         if torch.is_grad_enabled():
-            # A step of training may follow, and torch's fused optimisers change weights without counting it.
+            # A step of training may follow: until then the copy is but memory.
             if weight.requires_grad:
-                self._copy = self._copied = None
+                self.forget()
             return None
         if x.dtype is not torch.float32 or x.dim() < 2 or not x.numel():
             return None
         if not _fits(weight) or torch.is_autocast_enabled("cpu"):
             return None
-        state = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        # Torch counts changes, those by fused optimisers excepted; they are only of weights that take gradients.
+        steps = _Steps.count if weight.requires_grad else 0
+        state = (weight.data_ptr(), 0 if weight.is_inference() else weight._version, steps)
         if state != self._copied:
+            _Steps.watch()
             rows = weight.detach()
+            self._sample = _sample(rows)
             self._copy, self._copied = _packed(rows.t().contiguous() if turned else rows), state
         return _linear(x, self._copy, bias)
 
+    def forget(self) -> None:
+        """Make the copy anew when it is next needed."""
+        self._copy = self._copied = self._sample = None
+
+    def check(self) -> None:
+        """Forget the copy where a sample of the weight is no longer what it was."""
+        weight = self.weight
+        assert isinstance(weight, Tensor)
+        if self._sample is not None and not torch.equal(_sample(weight.detach()), self._sample):
+            self.forget()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Another device or dtype: the copy goes, since new weights may come to lie where the old ones lay."""
-        self._copy = self._copied = None
+        self.forget()
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
         """The layer without the copy, which can be neither copied nor pickled."""
-        return {key: value for key, value in vars(self).items() if key not in ("_copy", "_copied")}
+        return {key: value for key, value in vars(self).items() if key not in ("_copy", "_copied", "_sample")}
 
 
 class PackedLinear(_Packed, nn.Linear):
@@ -86,7 +124,11 @@ def pack_weights(model: PreTrainedModel | nn.Module) -> int:
     """Pack the weights of a model's linear layers, output head included, for sweeps of a few tokens on a CPU.
 
     The layers stay where they are, with their parameters; training goes the plain way. Logits may differ from the plain
-    layers' in the last bits, for all decoders alike. A weight that changes is packed anew when it is next used.
+    layers' in the last bits, for all decoders alike.
+
+    A weight that changes is packed anew when it is next used: training, loading and every change that torch counts are
+    seen at once. One through `weight.data`, as by merging a peft adapter, is seen when the next decoding begins
+    (`check_packed`); before a bare forward pass call this function again, which makes all copies anew.
 
     Args:
         model: In float32 on a CPU; a gated adapter may be on it, before or afterwards.
@@ -97,6 +139,9 @@ def pack_weights(model: PreTrainedModel | nn.Module) -> int:
     Raises:
         ModelError: There is no such layer in float32 on a CPU, or this build of torch cannot pack.
     """
+    for module in model.modules():
+        if isinstance(module, _Packed):
+            module.forget()
     layers = [module for module in model.modules() if type(module) in _KINDS and _fits(module.weight)]  # type: ignore[arg-type]  # of a linear layer
     if not layers and is_packed(model):
         return 0
@@ -122,6 +167,21 @@ def pack_weights(model: PreTrainedModel | nn.Module) -> int:
 def is_packed(model: nn.Module) -> bool:
     """Whether `pack_weights` was called for a model."""
     return any(isinstance(module, _Packed) for module in model.modules())
+
+
+def check_packed(model: nn.Module) -> None:
+    """Forget packed copies of weights that were changed in a way that torch does not count, such as `weight.data`.
+
+    It looks at some hundred entries of each weight: enough for whatever changes a matrix as a whole.
+    """
+    for module in model.modules():
+        if isinstance(module, _Packed):
+            module.check()
+
+
+def _sample(weight: Tensor) -> Tensor:
+    flat = weight.reshape(-1)
+    return flat[:: max(1, len(flat) // _SAMPLES)].clone()
 
 
 def _fits(weight: Tensor) -> bool:
