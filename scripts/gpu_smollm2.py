@@ -37,7 +37,7 @@ from fetch_smollm2 import convert, extract
 from gpu_clock import OutOfTimeError, Pace, within
 from gpu_plan import TINY, Plan, Sizes
 from gpu_prepare import FOLDERS, MANIFEST, add_options, prepare
-from jacobi_forcing.adapter import SETTINGS, WEIGHTS
+from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.entry import FOLDER as ENTRY
 from jacobi_forcing.files import new_folder, read_json, remove, write_json

@@ -23,7 +23,8 @@ import torch
 import yaml
 
 from jacobi_forcing import provenance
-from jacobi_forcing.adapter import SETTINGS, WEIGHTS, GatedAdapter
+from jacobi_forcing.adapter import GatedAdapter
+from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import DecodeConfig, RecipeConfig
 from jacobi_forcing.entry import DECODE, FOLDER

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from jacobi_forcing import provenance
-from jacobi_forcing.adapter import WEIGHTS
+from jacobi_forcing.adapter_file import WEIGHTS
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench import bench
 from jacobi_forcing.bench.table import graded_parts, grid, notes

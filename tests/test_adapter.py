@@ -10,7 +10,8 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from jacobi_forcing.adapter import SETTINGS, WEIGHTS, GatedAdapter
+from jacobi_forcing.adapter import GatedAdapter
+from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.errors import ArtefactError, ConfigError, ModelError
 from tiny_models import ARCHITECTURES, VOCAB, shared_model, tiny_model
 

@@ -113,6 +113,27 @@ def test_what_is_missing_or_does_not_fit_is_named(folder: Path, tmp_path: Path) 
         generate_with_adapter(tiny_model("gpt2"), prompt_tensor(), adapter=folder, max_new_tokens=4)
 
 
+def test_a_name_that_is_no_folder_is_asked_for_once_and_only_on_the_hub(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def unreachable(self: object, name: str, **settings: Any) -> None:
+        asked.append(name)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+    model = tiny_model("llama")
+    with pytest.raises(ModelError, match="There is no adapter 'nope/x' on this machine, and the hub cannot be reached"):
+        generate_with_adapter(model, prompt_tensor(), adapter="nope/x", max_new_tokens=4)
+    assert asked == ["nope/x"]
+    with pytest.raises(ConfigError, match="an empty name"):
+        generate_with_adapter(model, prompt_tensor(), adapter="", max_new_tokens=4)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    out = generate_with_adapter(model, prompt_tensor(), adapter=f"~/{folder.name}", max_new_tokens=4)
+    assert isinstance(out, torch.Tensor) and out[0, 11:].tolist() == reference("llama")[:4]
+
+
 def test_detaching_gives_back_what_took_gradients() -> None:
     model = tiny_model("llama")
     first = next(model.parameters()).requires_grad_(False)

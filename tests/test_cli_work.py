@@ -78,6 +78,15 @@ def test_collect_train_and_bench_hand_on_to_each_other(place: Path, capsys: pyte
     assert "to be expected" in captured.err
 
 
+def test_bench_looks_at_an_adapter_before_it_measures_the_base(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jacobi_forcing.loading.load", lambda settings: pytest.fail(f"{settings.name} was loaded"))
+    prompts = ["--prompts", "prompts.jsonl", "--field", "question"]
+    assert main(["bench", "-m", "model", *prompts, "--adapter", "nothing/here"]) == 2
+    assert "'nothing/here' holds no adapter; seen: no such folder" in " ".join(capsys.readouterr().err.split())
+
+
 def write_recipe(place: Path, output: str, prompts: str = "prompts.jsonl") -> None:
     recipe = {
         "model": {"name": "model", "device": "cpu"},

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from decoding import DECODERS, library, ours, prompt, reference
 from jacobi_forcing import DecodeConfig, GatedAdapter, generate
-from jacobi_forcing.adapter import SETTINGS, WEIGHTS
+from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.errors import ArtefactError, CacheError, ConfigError, DataError, JForceError, ModelError
 from jacobi_forcing.loading import load
@@ -101,7 +101,20 @@ def test_settings_far_beyond_the_budget_cost_nothing(static_shapes: bool) -> Non
 
 @pytest.mark.parametrize(
     "settings",
-    ["[]", "null", '"s"', "{}", '{"r": null}', '{"r": "x"}', '{"r": 1000000000}', '{"lora_alpha": null}', "{"],
+    [
+        "[]",
+        "null",
+        '"s"',
+        "{}",
+        '{"r": null}',
+        '{"r": "x"}',
+        '{"r": 1000000000}',
+        '{"lora_alpha": null}',
+        '{"lora_alpha": 1e308}',
+        '{"lora_bias": true}',
+        '{"bias": "all"}',
+        "{",
+    ],
 )
 def test_an_adapter_with_damaged_settings_is_refused(tmp_path: Path, settings: str) -> None:
     adapted("llama")[1].save(tmp_path)
@@ -123,14 +136,50 @@ def test_an_adapter_with_damaged_weights_is_refused(tmp_path: Path) -> None:
     whole = (tmp_path / WEIGHTS).read_bytes()
     for broken in (b"", whole[: len(whole) // 2]):
         (tmp_path / WEIGHTS).write_bytes(broken)
-        with pytest.raises(ArtefactError):
+        with pytest.raises(ArtefactError, match=f"is damaged; seen: {WEIGHTS}"):
             GatedAdapter.load(tiny_model("llama"), tmp_path)
-    (tmp_path / WEIGHTS).write_bytes(whole)
-    weights = load_file(tmp_path / WEIGHTS)
-    next(iter(weights.values()))[0, 0] = float("nan")
-    save_file(weights, tmp_path / WEIGHTS)
-    with pytest.raises(ArtefactError, match="not finite"):
+
+
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({A: torch.full((4, 32), float("nan"))}, "not finite"),
+        ({A: None}, "damaged; seen: no .*lora_A.weight; expected: an A and a B"),
+        ({B: None}, "damaged; seen: no .*lora_B.weight; expected: an A and a B"),
+        ({A: torch.tensor(1.0)}, r"damaged; seen: .*lora_A.weight: float32 \[\]; expected: a matrix"),
+        ({A: torch.ones(4, 32, dtype=torch.int8)}, "damaged; seen: .*int8"),
+        ({A: torch.ones(4, 1)}, r"does not fit the model; seen: \[4, 1\] for .*q_proj, which takes \[4, 32\]"),
+        ({B: torch.ones(1, 4)}, "does not fit the model"),
+        ({B: torch.ones(32, 3)}, "damaged; seen: r 4.*expected: r 3 or 4"),
+        ({A.replace("lora_A", "lora_C"): torch.ones(4, 4)}, "damaged; seen: a weight '.*lora_C"),
+        ({A.removeprefix("base_model.model."): torch.ones(4, 32)}, "damaged; seen: a weight 'model.layers"),
+        ({f"base_model.model.lm_head.lora_{part}.weight": torch.ones(4, 4) for part in "AB"}, "is the output head"),
+    ],
+)
+def test_an_adapter_whose_weights_are_none_of_lora_says_which(
+    tmp_path: Path, changes: dict[str, torch.Tensor | None], message: str
+) -> None:
+    adapted("llama")[1].save(tmp_path)
+    weights = {**load_file(tmp_path / WEIGHTS), **changes}
+    save_file({name: weight for name, weight in weights.items() if weight is not None}, tmp_path / WEIGHTS)
+    model = tiny_model("llama")
+    with pytest.raises(JForceError, match=message):
+        GatedAdapter.load(model, tmp_path)
+    assert GatedAdapter.of(model) is None
+
+
+def test_a_folder_beside_the_adapter_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapted("llama")[1].save(tmp_path / "one")
+    with pytest.raises(ArtefactError, match=r"holds no adapter; seen: no adapter_config.json.*name '.*one'"):
         GatedAdapter.load(tiny_model("llama"), tmp_path)
+    with pytest.raises(ArtefactError, match="holds no adapter; seen: no such folder"):
+        GatedAdapter.load(tiny_model("llama"), "no/adapter")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    GatedAdapter.load(tiny_model("llama"), "~/one")
 
 
 def test_a_model_folder_with_damaged_generation_settings_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ LAYERS = (
     "entry",
     "packed",
     "gated",
+    "adapter_file",
     "adapter",
     "peft_models",
     "quantized",

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from jacobi_forcing import loading
+from jacobi_forcing import GatedAdapter, loading
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.embedded import BUILTIN
-from jacobi_forcing.errors import ModelError
+from jacobi_forcing.errors import ConfigError, ModelError
 from jacobi_forcing.loading import load, load_tokenizer, locate, resolve_device
 from tiny_folder import EOS, save_tiny
 
@@ -81,3 +81,13 @@ def test_devices_that_are_not_there_are_refused() -> None:
     for device in ("toaster", "cuda:99"):
         with pytest.raises(ModelError, match=f"'{device}' cannot be used"):
             resolve_device(device)
+
+
+def test_settings_saved_with_an_adapter_are_checked_where_they_lie(folder: Path, tmp_path: Path) -> None:
+    plain = load(ModelConfig(str(folder), device="cpu")).model
+    GatedAdapter.attach(plain, rank=2).save(tmp_path, base="base")
+    saved = tmp_path / "custom_generate" / "decode.json"
+    for settings, message in (('{"foo": 1}', "Unknown key '.*decode.json: foo'"), ('{"block_size": 0}', "decode.json")):
+        saved.write_text(settings)
+        with pytest.raises(ConfigError, match=message):
+            load(ModelConfig(str(folder), device="cpu", adapter=str(tmp_path)))

@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from jacobi_forcing import DecodeConfig, generate
-from jacobi_forcing.adapter import SETTINGS, WEIGHTS
+from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.config import ModelConfig, RecipeConfig
 from jacobi_forcing.loading import load
 from jacobi_forcing.recipe import load_recipe, run_recipe

@@ -10,27 +10,22 @@ On disk it is a plain peft LoRA adapter.
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from jacobi_forcing import entry
+from jacobi_forcing.adapter_file import PREFIX, SETTINGS, WEIGHTS, read_adapter
 from jacobi_forcing.config import DecodeConfig
-from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError, ModelError
+from jacobi_forcing.errors import ConfigError, MissingExtraError, ModelError
 from jacobi_forcing.files import write_file, write_json
 from jacobi_forcing.gated import Gate, GatedLinear
-
-WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX = "base_model.model."
 
 
 class GatedAdapter:
@@ -109,30 +104,32 @@ class GatedAdapter:
             ArtefactError: The folder holds no LoRA adapter, or one of another kind than can be gated.
             ModelError: It was made for a model of another shape.
         """
-        folder = Path(folder)
-        settings, weights = _read(folder)
-        unfit = [key for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save") if settings.get(key)]
-        if settings.get("peft_type") != "LORA" or unfit or settings.get("bias", "none") != "none":
-            seen = f"{settings.get('peft_type')} {' '.join(unfit)}".strip()
-            raise ArtefactError(f"The adapter in '{folder}' cannot be gated", seen=seen, expected="plain LoRA")
-        rank, alpha = _scale(folder, settings, weights)
-        names = {key.removeprefix(_PREFIX).rsplit(".lora_", 1)[0] for key in weights}
+        found = read_adapter(folder)
         known = {name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))}
-        if not names <= known:
+        if not found.layers.keys() <= known:
             raise ModelError(
                 f"The adapter in '{folder}' was made for another model",
-                seen=f"layer {min(names - known)}, which {type(model).__name__} does not have",
+                seen=f"layer {min(found.layers.keys() - known)}, which {type(model).__name__} does not have",
             )
-        adapter = cls.attach(model, rank, alpha, sorted(names))
+        adapter = cls.attach(model, found.rank, found.alpha, sorted(found.layers))
         try:
-            for name, layer in adapter.layers.items():
-                for part in ("lora_A", "lora_B"):
-                    with torch.no_grad():
-                        getattr(layer, part).copy_(weights[f"{_PREFIX}{name}.{part}.weight"])
-        except (KeyError, RuntimeError) as error:
+            for name, (down, up) in found.layers.items():
+                adapter._fill(name, down, up)
+        except ModelError as error:
             adapter.detach()
             raise ModelError(f"The adapter in '{folder}' does not fit the model", seen=str(error)) from error
         return adapter
+
+    def _fill(self, name: str, down: Tensor, up: Tensor) -> None:
+        """Give a layer its A and B."""
+        if name not in self.layers:
+            raise ModelError(f"{name} is the output head, which is not gated")
+        layer = self.layers[name]
+        for part, weight in ((layer.lora_A, down), (layer.lora_B, up)):
+            if part.shape != weight.shape:
+                raise ModelError(f"{list(weight.shape)} for {name}, which takes {list(part.shape)}")
+            with torch.no_grad():
+                part.copy_(weight)
 
     def parameters(self) -> list[nn.Parameter]:
         """The trainable weights."""
@@ -186,7 +183,7 @@ class GatedAdapter:
         ).to_dict()
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
         weights = {
-            f"{_PREFIX}{name}.{part}.weight": getattr(layer, part).detach().to("cpu", dtype).contiguous()
+            f"{PREFIX}{name}.{part}.weight": getattr(layer, part).detach().to("cpu", dtype).contiguous()
             for name, layer in self.layers.items()
             for part in ("lora_A", "lora_B")
         }
@@ -228,40 +225,6 @@ class GatedAdapter:
             expected="the base's weights beside it: they verify what the adapter drafts",
             remedy="keep both; merged, the text would no longer be the base's",
         )
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        weights = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
-        within = folder / "model"
-        raise ArtefactError(
-            f"'{folder}' holds no adapter",
-            seen=str(error),
-            expected=f"{SETTINGS} and {WEIGHTS}",
-            remedy=f"name '{within}'" if (within / SETTINGS).is_file() else None,
-        ) from error
-    if not isinstance(settings, dict) or not weights:
-        raise ArtefactError(f"The adapter in '{folder}' is damaged", expected=f"settings in {SETTINGS}, weights beside")
-    broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
-    if broken:
-        raise ArtefactError(f"The adapter in '{folder}' has weights that are not finite", seen=broken[0])
-    return settings, weights
-
-
-def _scale(folder: Path, settings: dict[str, Any], weights: dict[str, Tensor]) -> tuple[int, float]:
-    """Rank and alpha, checked against the weights before anything of that size is made."""
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    made = {weight.shape[0] for name, weight in weights.items() if ".lora_A." in name}
-    if made != {rank} or not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise ArtefactError(
-            f"The adapter in '{folder}' is damaged",
-            seen=f"r {rank!r}, lora_alpha {alpha!r}",
-            expected=f"r {', '.join(map(str, sorted(made)))}, as its weights have, and a number",
-        )
-    (size,) = made
-    return size, float(alpha) * (math.sqrt(size) if settings.get("use_rslora") else 1.0)
 
 
 def _named(name: str, targets: Sequence[str] | None) -> bool:

@@ -20,7 +20,7 @@ from transformers import (
 
 from jacobi_forcing import processes
 from jacobi_forcing.adapter import GatedAdapter
-from jacobi_forcing.config import ModelConfig
+from jacobi_forcing.config import DecodeConfig, ModelConfig
 from jacobi_forcing.embedded import BUILTIN, base_folder
 from jacobi_forcing.entry import DECODE, FOLDER
 from jacobi_forcing.errors import ModelError
@@ -80,7 +80,7 @@ def _load(config: ModelConfig) -> Loaded:
         return _load_adapted(location, config)
     if (Path(location) / _GENERATION).is_file():
         read_json(Path(location) / _GENERATION)  # the library passes over one that is damaged, and what it asks for
-    options = {**_hub_options(location), "trust_remote_code": config.trust_remote_code}
+    options = {**hub_options(location), "trust_remote_code": config.trust_remote_code}
     model = _load_model(location, config, options)
     if config.adapter == "":
         raise ModelError("The adapter has no name", expected="a folder")
@@ -91,10 +91,12 @@ def _load(config: ModelConfig) -> Loaded:
 
 def _attach(model: PreTrainedModel, adapter: Path) -> None:
     """Put a gated adapter on its base; the decoding settings that were saved with it stand for the base's."""
+    adapter = adapter.expanduser()
     GatedAdapter.load(model, adapter)
     saved = adapter / FOLDER / DECODE
     if saved.is_file() and model.generation_config is not None:
-        model.generation_config.jacobi_forcing = read_json(saved)  # type: ignore[attr-defined]  # it keeps any
+        settings = DecodeConfig.from_dict(read_json(saved), f"{saved}: ").to_dict()
+        model.generation_config.jacobi_forcing = settings  # type: ignore[attr-defined]  # it keeps any
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -106,7 +108,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     location = locate(config.name)
     if is_peft_folder(location) and not (Path(location) / "tokenizer_config.json").is_file():
         return load_tokenizer(dataclasses.replace(config, name=base_name(location)))
-    return _load_tokenizer(location, config, {**_hub_options(location), "trust_remote_code": config.trust_remote_code})
+    return _load_tokenizer(location, config, {**hub_options(location), "trust_remote_code": config.trust_remote_code})
 
 
 def load_config(config: ModelConfig) -> PreTrainedConfig:
@@ -118,7 +120,7 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     location = locate(config.name)
     if is_peft_folder(location):
         return load_config(dataclasses.replace(config, name=base_name(location)))
-    options = {**_hub_options(location), "trust_remote_code": config.trust_remote_code}
+    options = {**hub_options(location), "trust_remote_code": config.trust_remote_code}
     try:
         found: PreTrainedConfig = AutoConfig.from_pretrained(location, **options)
     except Exception as error:
@@ -196,8 +198,20 @@ def resolve_device(device: str) -> torch.device:
     return found
 
 
-def _hub_options(location: str) -> dict[str, Any]:
-    """Ask the hub once whether it has a model; the library itself would ask for most of a minute without a network."""
+def hub_options(location: str, what: str = "model", file: str = "config.json") -> dict[str, Any]:
+    """Ask the hub once whether it has a model; the library itself would ask for most of a minute without a network.
+
+    Args:
+        location: A folder, which nothing is asked about, or a hub name.
+        what: What messages call it.
+        file: That was downloaded if it was here before.
+
+    Returns:
+        What `from_pretrained` is to be told.
+
+    Raises:
+        ModelError: The hub has none, or cannot be reached and the model was never downloaded.
+    """
     if Path(location).is_dir():
         return {}
     try:
@@ -206,17 +220,17 @@ def _hub_options(location: str) -> dict[str, Any]:
         raise ModelError(f"'{location}' is neither a folder nor a hub name", seen=_first_line(error)) from error
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"There is no model '{location}'",
+            f"There is no {what} '{location}'",
             seen="no such folder here, and nothing of that name on the hub that this machine may read",
-            remedy="check the name, or log in with `hf auth login` if the model is private",
+            remedy="check the name, or log in with `hf auth login` if it is private",
         ) from error
     except Exception as error:  # no network, in any of the ways in which that shows
-        if isinstance(try_to_load_from_cache(location, "config.json"), str):
+        if isinstance(try_to_load_from_cache(location, file), str):
             return {"local_files_only": True}
         raise ModelError(
-            f"There is no model '{location}' on this machine, and the hub cannot be reached",
+            f"There is no {what} '{location}' on this machine, and the hub cannot be reached",
             seen=_first_line(error),
-            expected=f"a folder, a hub name that was downloaded before, or {BUILTIN}",
+            expected="a folder, a hub name that was downloaded before" + f", or {BUILTIN}" * (what == "model"),
         ) from error
     return {}
 

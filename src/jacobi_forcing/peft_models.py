@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from jacobi_forcing.adapter import SETTINGS, WEIGHTS
+from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.config import PeftSettings
 from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError, ModelError
 from jacobi_forcing.files import read_json

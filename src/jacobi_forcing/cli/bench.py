@@ -202,6 +202,7 @@ def _report(results: list[dict[str, Any]], source: PromptsConfig, seed: int) -> 
 
 def _measure(plan: _Plan) -> list[dict[str, Any]]:
     """One model after the other; only one, and the assistant, are in memory at a time."""
+    from jacobi_forcing.adapter_file import read_adapter
     from jacobi_forcing.backbone import Backbone
     from jacobi_forcing.bench import assisted, prompt_lookup
     from jacobi_forcing.bench import bench as measure
@@ -210,11 +211,15 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
     from jacobi_forcing.trajectories.prompts import check_source, load_prompts
 
     check_source(plan.asked.prompts)
+    for settings in plan.models:
+        if settings.adapter is not None:
+            read_adapter(settings.adapter)  # a name that is wrong shows before the base is measured, not behind it
     results, base = [], None
     with Bars() as bars:
         helper = load(plan.assistant) if plan.assistant is not None else None
         for settings in plan.models:
-            bars.begin("bench", f"Measure {settings.name}")
+            name = settings.name + (f" with {settings.adapter}" if settings.adapter is not None else "")
+            bars.begin("bench", f"Measure {name}")
             loaded = load(settings)
             rivals = [
                 assisted(loaded, helper)
@@ -239,5 +244,5 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
             )
             base = base or result.traits
             results.append({**result.to_dict(), "model": provenance.portable(settings.name)})
-            bars.end("bench", f"{settings.name}: {len(found)} prompts")
+            bars.end("bench", f"{name}: {len(found)} prompts")
     return results

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from jacobi_forcing.adapter import SETTINGS, WEIGHTS, GatedAdapter
+from jacobi_forcing.adapter import GatedAdapter
+from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS, read_adapter
 from jacobi_forcing.config import DecodeConfig
 from jacobi_forcing.decode.conventions import from_caller
 from jacobi_forcing.decode.generate import GenerateOutput, generate
@@ -20,6 +22,7 @@ from jacobi_forcing.entry import DECODE, FOLDER
 from jacobi_forcing.errors import ArtefactError, ConfigError
 from jacobi_forcing.files import read_json
 from jacobi_forcing.gated import GatedLinear
+from jacobi_forcing.loading import hub_options
 
 _known: WeakKeyDictionary[PreTrainedModel, tuple[tuple[str, int, int], dict[str, GatedLinear]]] = WeakKeyDictionary()
 """Where the adapter that was last on each model came from, and its layers, kept for the next call."""
@@ -56,16 +59,17 @@ def generate_with_adapter(
         JForceError: Anything else that `generate` refuses.
     """
     place = adapter if adapter is not None else from_caller("custom_generate")
-    if not isinstance(place, str | Path):
+    if not isinstance(place, str | Path) or not str(place):
         raise ConfigError(
             "It is not known where the adapter is",
-            seen=type(place).__name__,
+            seen="an empty name" if place == "" else type(place).__name__,
             expected="its folder as custom_generate=, on the base model",
             remedy="load the base alone, not the adapter's folder",
         )
+    name = str(Path(place).expanduser())
     if decode is None:
-        decode = _saved(str(place))
-    with _attached(model, str(place)):
+        decode = _saved(name)
+    with _attached(model, name):
         return generate(model, input_ids, decode=decode, **settings)
 
 
@@ -76,6 +80,8 @@ def _attached(model: PreTrainedModel, place: str) -> Iterator[None]:
         return
     weights = _file(place, WEIGHTS)
     if weights is None or _file(place, SETTINGS) is None:
+        if Path(place).is_dir():
+            read_adapter(place)  # says what it lacks
         raise ArtefactError(f"'{place}' holds no adapter", expected=f"{SETTINGS} and {WEIGHTS}")
     state = weights.stat()
     key = (str(weights), state.st_mtime_ns, state.st_size)
@@ -100,8 +106,12 @@ def _file(place: str, name: str) -> Path | None:
     if Path(place).is_dir():
         path = Path(place) / name
         return path if path.is_file() else None
+    known = try_to_load_from_cache(place, name) if place.count("/") == 1 else None
+    if isinstance(known, str):
+        return Path(known)
+    options = hub_options(place, "adapter", SETTINGS)
     try:
-        found = cached_file(place, name)
+        found = cached_file(place, name, **options)
     except OSError:
         return None
     return None if found is None else Path(found)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jacobi_forcing import processes, provenance
-from jacobi_forcing.adapter import SETTINGS, WEIGHTS
+from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.bench.table import markdown
 from jacobi_forcing.config import ModelConfig, RecipeConfig
 from jacobi_forcing.errors import ArtefactError, ConfigError, MissingExtraError
