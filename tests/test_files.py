@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,76 @@ def test_a_folder_takes_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
         (folder / "weights").write_text("second")
     assert (target / "weights").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_that_was_not_filled_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "deep" / "model") as folder:
+        (folder / "weights").write_text("half")
+        raise KeyboardInterrupt
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("file", "seen: a file;"),
+        ("file/below/it", r"file' is a file, or"),
+        ("link", "seen: a link to nothing"),
+        (".", "seen: the current folder"),
+        ("..", "seen: the current folder"),
+        ("closed/new", "closed' may not be written"),
+        ("closed", "seen: a folder that may not be written"),
+        ("other", r"other\.old' stands in the way"),
+    ],
+)
+def test_a_name_that_no_folder_can_take_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("x")
+    Path("other.old").write_text("somebody's")
+    Path("link").symlink_to("nothing")
+    Path("closed").mkdir()
+    allowed = os.access  # root may do everything, so the refusal is played
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and allowed(path, mode))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ArtefactError, match=said), new_folder(name):
+        pytest.fail("the block ran")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_that_took_the_name_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match="seen: a file"), new_folder(tmp_path / "model"):
+        (tmp_path / "model").write_text("somebody's")
+    assert (tmp_path / "model").read_text() == "somebody's"
+    assert not (tmp_path / "model.old").exists()
+
+
+def test_a_link_to_a_folder_gives_way_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "file").write_text("x")
+    (tmp_path / "model").symlink_to("far")
+    with new_folder(tmp_path / "model") as folder:
+        (folder / "weights").write_text("new")
+    assert (tmp_path / "far" / "file").exists() and (tmp_path / "model" / "weights").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "model"]
+
+
+def test_an_older_folder_is_put_back_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, replace = tmp_path / "model", os.replace
+    (target / "first").mkdir(parents=True)
+
+    def stopped(source: Path, place: Path) -> None:
+        if source.name.endswith(".tmp"):
+            raise KeyboardInterrupt
+        replace(source, place)
+
+    monkeypatch.setattr(os, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt), new_folder(target):
+        pass
+    assert (target / "first").is_dir()
 
 
 def test_a_linked_folder_holds_the_same_files_and_outlives_the_first(tmp_path: Path) -> None:

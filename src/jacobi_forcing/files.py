@@ -115,18 +115,65 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return value
 
 
+def check_new_folder(path: str | Path) -> None:
+    """Refuse a name that `new_folder` cannot give, so that this is known before the work and not after it.
+
+    Raises:
+        ArtefactError: It is a file's, a dangling link's or the current folder's, lies below a file, or may not be
+            written.
+    """
+    target, above = Path(path), Path(path).absolute().parent
+    while not os.path.lexists(above):
+        above = above.parent
+    seen = None
+    if os.path.isdir(target):
+        if target.name in ("", "..") or os.path.samefile(target, os.curdir):
+            seen = "the current folder, or one that holds it"
+        elif not os.access(target, os.R_OK | os.W_OK | os.X_OK):
+            seen = "a folder that may not be written"
+    elif os.path.lexists(target):
+        seen = "a link to nothing" if target.is_symlink() else "a file"
+    if seen is None and not os.path.isdir(above):
+        seen = f"'{above}' is a file, or a link to nothing"
+    if seen is None and not os.access(above, os.W_OK | os.X_OK):
+        seen = f"'{above}' may not be written"
+    if seen is not None:
+        raise ArtefactError(
+            f"There can be no new folder '{path}'", seen=seen, expected="a name that is free", remedy="use another name"
+        )
+
+
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to fill; it takes its name, and the place of an older one, when the block ends without an error."""
+    """A folder to fill; it takes its name, and the place of an older one, when the block ends without an error.
+
+    Raises:
+        ArtefactError: The name cannot be a new folder's, see `check_new_folder`.
+    """
+    check_new_folder(path)
     target = Path(path)
     temporary, old = (target.with_name(target.name + end) for end in (TEMPORARY, _OLD))
     for left_behind in (temporary, old):
+        if left_behind.is_symlink() or left_behind.is_file():  # not of our making
+            raise ArtefactError(f"'{left_behind}' stands in the way", seen="a file", remedy="remove or rename it")
         shutil.rmtree(left_behind, ignore_errors=True)
     temporary.mkdir(parents=True)
-    yield temporary
-    if target.exists():
-        os.replace(target, old)
-    os.replace(temporary, target)
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    check_new_folder(path)  # once more: the block may have taken hours
+    try:
+        if target.exists():
+            os.replace(target, old)
+        os.replace(temporary, target)
+    except BaseException:
+        if os.path.lexists(old) and not os.path.lexists(target):
+            os.replace(old, target)
+        raise
+    if old.is_symlink():  # the older one was a link; what it points to is not ours to delete
+        old.unlink()
     shutil.rmtree(old, ignore_errors=True)
 
 
