@@ -15,6 +15,7 @@ import torch
 
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import ModelConfig
+from jacobi_forcing.errors import ArtefactError
 from jacobi_forcing.formats import read_result
 from jacobi_forcing.loading import load
 from jacobi_forcing.recipe.reporter import Reporter
@@ -140,6 +141,24 @@ def test_what_is_done_is_kept_and_what_has_changed_is_measured_anew(
     told = Told()
     maker.make(other, told)
     assert told.done == ["speed-adapter"]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "{}", '{"state": "done", "key": "x", "inputs": {}}'])
+def test_a_part_whose_file_is_damaged_is_named_and_done_again_once_that_is_deleted(
+    table: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(place)
+    marker = place / "out/stages/speed-base.json"
+    whole = marker.read_text()
+    marker.write_text(text)
+    with pytest.raises(ArtefactError, match=r"speed-base\.json' is damaged; .*delete it, and that part is done again"):
+        maker.make(asked(), Reporter())
+    assert marker.read_text() == text
+    marker.unlink()
+    told = Told()
+    monkeypatch.setattr(maker, "measure_speed", lambda *_: json.loads(whole)["result"])
+    maker.make(asked(), told)
+    assert told.done == ["speed-base"]
 
 
 def test_agreement_counts_equal_texts_and_what_texts_have_in_common() -> None:

@@ -178,9 +178,25 @@ def marker_path(folder: Path, stage: Stage) -> Path:
 
 
 def read_marker(folder: Path, stage: Stage) -> dict[str, Any] | None:
-    """The marker of a stage, or None where it was never begun."""
+    """The marker of a stage, or None where it was never begun.
+
+    Raises:
+        ArtefactError: It is damaged. It is not passed over: what it vouches for is made anew only if people say so.
+    """
     path = marker_path(folder, stage)
-    return read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        marker, seen = read_json(path), "JSON that is no stage's"
+    except ArtefactError as error:
+        if isinstance(error.__cause__, OSError):  # that it cannot be read says nothing of what is in it
+            raise
+        marker, seen = {}, str(error.seen)
+    needed = {"state": str, "key": str, "inputs": dict} | ({"result": dict} if marker.get("state") == "done" else {})
+    if not all(isinstance(marker.get(name), kind) for name, kind in needed.items()):
+        remedy = "delete it, and that part is done again"
+        raise ArtefactError(f"'{path}' is damaged", seen=seen, expected="the record of a stage", remedy=remedy)
+    return marker
 
 
 def is_done(folder: Path, stage: Stage) -> bool:
