@@ -17,6 +17,7 @@ import torch
 
 from jacobi_forcing import DecodeConfig, GatedAdapter, GenerateOutput, generate, provenance
 from jacobi_forcing.config import ModelConfig, PromptsConfig
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.loading import load
 from jacobi_forcing.trajectories.prompts import load_prompts
 
@@ -86,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

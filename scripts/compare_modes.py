@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from jacobi_forcing import provenance
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import DecodeConfig, ModelConfig, RecipeConfig
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.evaluate.quality import answers, quality_of
 from jacobi_forcing.files import read_json, write_json
 from jacobi_forcing.loading import load
@@ -125,4 +127,4 @@ def spread(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

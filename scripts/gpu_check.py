@@ -36,6 +36,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.bench.cost import synchronise
 from jacobi_forcing.config import PeftSettings
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.files import write_json
 from jacobi_forcing.flexmask import bucket_lengths, row_mask
 from jacobi_forcing.losses import Losses, LossItems, position_losses, reduce_losses
@@ -239,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -40,6 +40,7 @@ from gpu_prepare import FOLDERS, MANIFEST, add_options, prepare
 from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.entry import FOLDER as ENTRY
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.files import new_folder, read_json, remove, write_json
 from jacobi_forcing.recipe.measuring import measure_model
 from jacobi_forcing.recipe.run import run_recipe
@@ -256,4 +257,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

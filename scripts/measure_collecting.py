@@ -28,6 +28,7 @@ import torch
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import CollectConfig, ModelConfig, PromptsConfig
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.loading import load
 from jacobi_forcing.schedule import NoiseSchedule
 from jacobi_forcing.sweep import Line, Lines, sweep
@@ -195,4 +196,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

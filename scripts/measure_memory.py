@@ -22,6 +22,7 @@ import torch
 
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import ModelConfig
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.flexmask import row_mask
 from jacobi_forcing.loading import load
 from jacobi_forcing.losses import LossItems, position_losses, reduce_losses
@@ -144,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from jacobi_forcing import provenance
 from jacobi_forcing.config import RecipeConfig
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.recipe.mode_costs import mode_cost
 
 
@@ -75,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.backbone import Backbone
 from jacobi_forcing.config import DecodeConfig, RecipeConfig
 from jacobi_forcing.entry import DECODE, FOLDER
+from jacobi_forcing.errors import ArtefactError, guarded
 from jacobi_forcing.evaluate.quality import answers
-from jacobi_forcing.files import new_folder, read_json, write_json, write_text
+from jacobi_forcing.files import check_new_folder, new_folder, read_json, write_json, write_text
 from jacobi_forcing.loading import Loaded, load
 from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
 from jacobi_forcing.viz.card import card
@@ -125,13 +127,47 @@ def describe(found: Found, base: str, told: dict[str, Any], remark: str = "") ->
     )
 
 
+def refuse_other(target: Path) -> None:
+    """Refuse a target that holds anything but an earlier publication: publishing replaces what is there.
+
+    Raises:
+        ArtefactError: Says what is there.
+    """
+    check_new_folder(target)
+    there = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
+    if there and not all((target / name).is_file() for name in (PROVENANCE, RECIPE, SETTINGS)):
+        raise ArtefactError(
+            f"'{target}' holds something else than a published adapter, and would be replaced",
+            seen=", ".join(there[:4]) + ", …" * (len(there) > 4),
+            expected=f"no folder, an empty one, or an earlier publication ({PROVENANCE}, {RECIPE}, {SETTINGS})",
+            remedy="name the adapter's own folder, such as models/NAME",
+        )
+
+
+def adapter_run(run: Path, extra: list[Path]) -> tuple[Found, dict[str, Any]]:
+    """What the folder of a run of an adapter holds, and its recipe.
+
+    Raises:
+        ArtefactError: The folder is no such run's.
+    """
+    found = gather(run, extra) if (run / "report.json").is_file() else None
+    recipe: dict[str, Any] = {} if found is None or found.run is None else found.run["recipe"]
+    if found is None or recipe.get("mode") != "adapter":
+        raise ArtefactError(
+            f"'{run}' is no run of an adapter",
+            seen=f"mode: {recipe['mode']}" if "mode" in recipe else "no report.json of a run",
+            expected="the output of `jforce run` with a recipe of mode: adapter, run to its end",
+            remedy="name its folder, the one that report.json lies in",
+        )
+    return found, recipe
+
+
 def publish(run: Path, target: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """Fill the folder; returns what the check said."""
-    found = gather(run, asked.extra)
-    if found.run is None or found.run["recipe"].get("mode") != "adapter":
-        raise SystemExit(f"{run} is no run of an adapter: a report.json with mode: adapter is needed")
+    refuse_other(target)
+    found, trained = adapter_run(run, asked.extra)
     model = run / "model"
-    recipe = RecipeConfig.from_dict(found.run["recipe"])
+    recipe = RecipeConfig.from_dict(trained)
     settings = dataclasses.replace(recipe.model, name=asked.base or recipe.model.name, adapter=None)
     decode = DecodeConfig.from_dict(read_json(model / FOLDER / DECODE))
     decode = dataclasses.replace(decode, block_size=asked.block_size or decode.block_size)
@@ -149,7 +185,7 @@ def publish(run: Path, target: Path, asked: argparse.Namespace) -> dict[str, Any
             fingerprint = provenance.model_fingerprint(loaded.model)
             base = {"name": asked.base_name, "fingerprint": fingerprint}
             write_json(folder / PROVENANCE, {**made, "base": base, "rounded_to": "bfloat16", "checked": told})
-            write_text(folder / RECIPE, public_recipe(found.run["recipe"], asked.base_name).to_yaml())
+            write_text(folder / RECIPE, public_recipe(trained, asked.base_name).to_yaml())
             write_text(folder / CARD, describe(found, asked.base_name, told, asked.remark))
             wrong = faults(folder)
             if wrong:
@@ -180,4 +216,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jacobi_forcing import provenance
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.files import read_json, write_file, write_json
 from jacobi_forcing.viz.gather import Found, gather
 
@@ -136,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

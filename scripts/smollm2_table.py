@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from jacobi_forcing.bench.table import graded_parts, grid, notes
 from jacobi_forcing.blocks import common_prefix
 from jacobi_forcing.cli.bars import Bars
 from jacobi_forcing.config import DecodeConfig, EvaluationConfig, ModelConfig
+from jacobi_forcing.errors import guarded
 from jacobi_forcing.evaluate.quality import answers, quality_of
 from jacobi_forcing.files import write_json, write_text
 from jacobi_forcing.formats import stamped
@@ -260,9 +262,8 @@ def written(
     write_json(asked.output / "table.json", table)
     text = grid(COLUMNS, [cells(row) for row in rows]) + f"\n{LEGEND}\n\n" + "".join(f"- {note}\n" for note in said)
     write_text(asked.output / "table.md", text)
-    write_json(
-        asked.output / "bench.json", stamped("bench", {"models": models, "prompts": source, "provenance": record})
-    )
+    result = stamped("bench", {"models": models, "prompts": source, "provenance": record})
+    write_json(asked.output / "bench.json", result)
     return table
 
 
@@ -292,9 +293,8 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     with Bars() as bars:
         table = make(asked, bars)
-    print((asked.output / "table.md").read_text(encoding="utf-8"))
-    print(json.dumps(table))
+    print((asked.output / "table.md").read_text(encoding="utf-8"), json.dumps(table), sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from jacobi_forcing import errors
-from jacobi_forcing.errors import JForceError, MissingExtraError
+from jacobi_forcing.errors import JForceError, MissingExtraError, guarded
 
 
 def test_all_parts_stand_in_one_line() -> None:
@@ -22,6 +25,37 @@ def test_parts_that_are_not_given_are_left_out() -> None:
 def test_falsy_values_that_were_seen_are_shown() -> None:
     assert "seen: 0;" in str(JForceError("Too small", seen=0, expected=1))
     assert "seen: ;" in str(JForceError("Empty", seen="", expected="a name"))
+
+
+def test_every_expected_end_of_a_program_is_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    def ends(end: BaseException) -> Callable[[], int]:
+        def work() -> int:
+            raise end
+
+        return work
+
+    assert [guarded(lambda: None), guarded(lambda: 1)] == [0, 1]
+    assert guarded(ends(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == ""
+    assert guarded(ends(JForceError("Nothing works", remedy="wait"))) == 2
+    assert capsys.readouterr().err == "Error: Nothing works; wait.\n"
+    with pytest.raises(JForceError):
+        guarded(ends(JForceError("Nothing works")), debug=True)
+    for fault in (ZeroDivisionError, SystemExit):
+        with pytest.raises(fault):
+            guarded(ends(fault()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("check_adapter_exact", "compare_modes", "fetch_smollm2", "gpu_check", "gpu_smollm2", "measure_collecting"),
+        *("measure_memory", "mode_costs", "publish_adapter", "smollm2_curve", "smollm2_table"),
+    ],
+)
+def test_the_scripts_end_as_the_command_does(name: str) -> None:
+    text = (Path(__file__).resolve().parents[1] / "scripts" / f"{name}.py").read_text(encoding="utf-8")
+    assert text.endswith('if __name__ == "__main__":\n    sys.exit(guarded(main))\n')
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +21,7 @@ from safetensors.torch import load_file
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.config import ModelConfig, RecipeConfig
+from jacobi_forcing.errors import ArtefactError
 from jacobi_forcing.loading import load
 from jacobi_forcing.recipe import load_recipe, run_recipe
 from test_recipe_adapter import ADAPTER
@@ -133,7 +136,31 @@ def test_a_folder_that_lacks_something_is_told_of(published: Path, tmp_path: Pat
 def test_a_run_that_is_none_of_an_adapter_is_refused(published: Path, tmp_path: Path) -> None:
     report = json.loads((published / "run/report.json").read_text())
     report["recipe"]["mode"] = "full"
+    with pytest.raises(ArtefactError, match=r"no run of an adapter; seen: no report\.json .* mode: adapter"):
+        publishing.publish(tmp_path, tmp_path / "out", ASKED)
     (tmp_path / "report.json").write_text(json.dumps(report))
-    with pytest.raises(SystemExit, match="no run of an adapter"):
+    with pytest.raises(ArtefactError, match=r"no run of an adapter; seen: mode: full; .* mode: adapter"):
         publishing.publish(tmp_path, tmp_path / "out", ASKED)
     assert not (tmp_path / "out").exists()
+
+
+def test_only_an_earlier_publication_is_replaced(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded(*_: object) -> None:
+        raise AssertionError("the target is looked at first")
+
+    monkeypatch.setattr(publishing, "load", loaded)
+    monkeypatch.chdir(published)
+    for target, said in (("models", "seen: tiny;"), ("recipe.yaml", "seen: a file;"), (".", "seen: the current")):
+        with pytest.raises(ArtefactError, match=said):
+            publishing.publish(Path("run"), Path(target), ASKED)
+    assert publishing.faults(published / "models/tiny") == []
+    for target in ("models/tiny", "models/new"):
+        publishing.refuse_other(Path(target))
+
+
+def test_the_script_ends_in_one_line_where_the_input_is_wrong(published: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts/publish_adapter.py"), "run", "models", "--base-name", "owner/tiny"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=published, env=environment, capture_output=True, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("Error: 'models' holds something else than a published adapter")

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
+
+OK, FAULT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+"""Exit statuses of a program."""
+
 
 class JForceError(Exception):
     """Base of every error that this package raises on purpose.
@@ -63,3 +70,33 @@ class MissingExtraError(JForceError, ImportError):
             f"The package '{package}' is not installed",
             remedy=f"install it with: pip install 'jacobi-forcing[{extra}]'",
         )
+
+
+def error_line(text: str) -> None:
+    """The one line on standard error that says what is wrong."""
+    print(f"Error: {text}", file=sys.stderr)
+
+
+def guarded(work: Callable[[], int | None], *, say: Callable[[str], object] = error_line, debug: bool = False) -> int:
+    """Run a program's work and turn its expected ends into exit statuses.
+
+    Args:
+        work: Returns an exit status, or None for 0.
+        say: Prints what was wrong.
+        debug: Let errors of this package pass, so that a traceback is shown.
+
+    Returns:
+        What `work` returned; 2 after a `JForceError` and one line; 130 after Ctrl-C. Other errors are faults and pass.
+    """
+    try:
+        return work() or OK
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except JForceError as error:
+        if debug:
+            raise
+        say(str(error))
+        return BAD_INPUT

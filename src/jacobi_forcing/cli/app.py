@@ -27,10 +27,9 @@ from jacobi_forcing.cli import (
     tune,
 )
 from jacobi_forcing.cli.console import error_line, quiet
-from jacobi_forcing.errors import JForceError
+from jacobi_forcing.errors import BAD_INPUT, FAULT, INTERRUPTED, OK, guarded
 from jacobi_forcing.processes import is_main
 
-OK, FAULT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 DEBUG = "--debug"
 _EPILOG = f"{DEBUG}, anywhere on the line, shows the traceback of an error and the libraries' own warnings."
 # What typer raises for a wrong command line; the class has had several homes, its subclass here is public.
@@ -99,34 +98,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not is_main():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # results are the main process's to print
     try:
-        return _call(given)
-    except (KeyboardInterrupt, typer.Abort):
+        return guarded(lambda: _call(given), say=error_line, debug=debug)
+    except typer.Abort:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except JForceError as error:
-        return _failed(str(error), error, debug, BAD_INPUT)
     except _WrongUsage as error:
-        return _failed(_usage(error), error, False, BAD_INPUT)
+        error_line(_usage(error))
+        return BAD_INPUT
     except Exception as error:
         if debug:
             raise
         text = " ".join(str(error).split())
-        return _failed(f"{type(error).__name__}: {text} (a fault of jforce; {DEBUG} shows where)", error, debug, FAULT)
+        error_line(f"{type(error).__name__}: {text} (a fault of jforce; {DEBUG} shows where)")
+        return FAULT
 
 
 def _call(arguments: list[str]) -> int:
     command: Any = typer.main.get_command(app)
     status = command.main(arguments, prog_name="jforce", standalone_mode=False)
     return status if isinstance(status, int) else OK
-
-
-def _failed(text: str, error: Exception, debug: bool, status: int) -> int:
-    if debug:
-        raise error
-    error_line(text)
-    return status
 
 
 def _usage(error: Any) -> str:
