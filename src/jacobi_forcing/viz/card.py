@@ -20,14 +20,16 @@ _FULL = """from transformers import AutoModelForCausalLM, AutoTokenizer
 name = "THIS-MODEL"  # the folder, or the name that it has on a hub
 model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 {inputs}
-model.generate(**inputs, custom_generate=name, trust_remote_code=True, max_new_tokens=128)
+out = model.generate(**inputs, custom_generate=name, trust_remote_code=True, max_new_tokens=128)
+print(tokenizer.decode(out[0], skip_special_tokens=True))
 """
 _ADAPTER = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 name, adapter = "{base}", "THIS-ADAPTER"  # the base, and the folder with adapter_model.safetensors
 model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 {inputs}
-model.generate(**inputs, custom_generate=adapter, trust_remote_code=True, max_new_tokens=128)
+out = model.generate(**inputs, custom_generate=adapter, trust_remote_code=True, max_new_tokens=128)
+print(tokenizer.decode(out[0], skip_special_tokens=True))
 """
 _RAW = 'inputs = tokenizer(["…"], return_tensors="pt")'
 _CHAT = """chats = [[{"role": "user", "content": "…"}]]  # as the prompts that it was trained on
@@ -70,7 +72,8 @@ def card(found: Found, report: Report) -> str:
 ```python
 {_use(run, adapted)}```
 
-It needs `pip install jacobi-forcing`.{_without(adapted)}
+It needs `pip install jacobi-forcing`.{_without(adapted)} On a CPU, `jacobi_forcing.pack_weights(model)` makes
+forwards of several tokens cheaper. Several prompts at once want `tokenizer.padding_side = "left"` and `padding=True`.
 
 ## Measured
 
