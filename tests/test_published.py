@@ -30,15 +30,15 @@ from tiny_folder import save_prompts, save_tiny
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("publish_adapter", ROOT / "scripts" / "publish_adapter.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-publishing = script()
+publishing, seen_unseen = script("publish_adapter"), script("seen_unseen")
 ASKED = argparse.Namespace(
     **{"base_name": "owner/tiny", "base": None, "data": None, "extra": [], "remark": "Of a tiny base."},
     **{"block_size": 2, "prompts": 4, "max_new_tokens": 12, "batch_size": 2},
@@ -164,3 +164,40 @@ def test_the_script_ends_in_one_line_where_the_input_is_wrong(published: Path) -
     done = subprocess.run(command, cwd=published, env=environment, capture_output=True, text=True, check=False)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and line.startswith("Error: 'models' holds something else than a published adapter")
+
+
+def test_a_run_is_measured_on_what_it_learnt_from_and_on_what_it_did_not(
+    published: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = published / "prompts.jsonl"
+    command = ["seen_unseen.py", "run", "--base", str(published / "model"), "--seen", str(data), "--unseen", str(data)]
+    monkeypatch.setattr(sys, "argv", [*command, "--limit", "2", "--block-size", "4"])
+    seen_unseen.main()
+    *said, last = capsys.readouterr().out.splitlines()
+    lines = json.loads(last)["lines"]
+    assert [(line["prompts"], line["answers"]) for line in lines] == [("seen", 2), ("unseen", 2)]
+    assert all(line["tokens_per_forward"] >= 1.0 for line in lines)
+    # Each is what decoding those prompts takes.
+    recipe = load_recipe("recipe.yaml")
+    assert recipe.evaluation is not None
+    loaded = load(ModelConfig(str(published / "model"), device="cpu", adapter=str(published / "run/model")))
+    for line, offset in zip(lines, (recipe.prompts.offset, recipe.evaluation.prompts.offset), strict=True):
+        asked = [json.loads(text)["question"] for text in data.read_text().splitlines()][offset : offset + 2]
+        forwards = tokens = 0
+        for text in asked:
+            inputs = loaded.tokenizer([text], return_tensors="pt")["input_ids"]
+            out = generate(
+                loaded.model,
+                inputs,
+                decode=DecodeConfig(block_size=4),
+                max_new_tokens=recipe.evaluation.max_new_tokens,
+                return_dict_in_generate=True,
+            )
+            forwards, tokens = forwards + out.stats.forwards, tokens + out.stats.tokens
+        assert line["tokens_per_forward"] == round(tokens / forwards, 4)
+    assert len(said) == 2 and said[0].startswith("seen: TPF ")
+
+
+def test_seen_and_unseen_want_a_finished_run(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError):
+        seen_unseen.recipe_of(argparse.Namespace(run=tmp_path))
