@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -49,6 +50,30 @@ def test_a_file_in_parts_comes_back_whole(tmp_path):
     manifest = carried.split(file, list(zip(folders, sizes, strict=True)))
     joined = carried.join(json.loads(json.dumps(manifest)), folders[::-1], tmp_path / "new" / "base")
     assert joined.read_bytes() == file.read_bytes()
+
+
+def test_a_folder_travels_in_one_file(tmp_path):
+    folder = tmp_path / "folder"
+    for name in ("a.txt", "deep/er/b.bin"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    (folder / "empty").mkdir()
+    back = carried.unpack(carried.pack(folder, tmp_path / "folder.tar"), tmp_path / "back")
+    assert {path.relative_to(back).as_posix() for path in back.rglob("*")} == {
+        *("a.txt", "deep", "deep/er", "deep/er/b.bin", "empty")
+    }
+    assert (back / "deep/er/b.bin").read_bytes() == b"deep/er/b.bin"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("../x", tarfile.REGTYPE), ("/x", tarfile.REGTYPE), ("x", tarfile.SYMTYPE)])
+def test_a_file_that_leads_out_of_the_folder_is_refused(tmp_path, name, kind):
+    with tarfile.open(tmp_path / "f.tar", "w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname = kind, "/etc"
+        archive.addfile(entry)
+    with pytest.raises(SystemExit, match="no plain file or folder within"):
+        carried.unpack(tmp_path / "f.tar", tmp_path / "back")
+    assert {path.name for path in tmp_path.iterdir()} == {"f.tar"}
 
 
 def test_a_damaged_and_a_missing_part_are_named(tmp_path):
