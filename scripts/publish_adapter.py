@@ -31,7 +31,7 @@ from jacobi_forcing.config import DecodeConfig, RecipeConfig
 from jacobi_forcing.entry import DECODE, FOLDER
 from jacobi_forcing.errors import ArtefactError, guarded
 from jacobi_forcing.evaluate.quality import answers
-from jacobi_forcing.files import check_new_folder, new_folder, read_json, write_json, write_text
+from jacobi_forcing.files import check_new_folder, contents, new_folder, read_json, write_json, write_text
 from jacobi_forcing.loading import Loaded, load
 from jacobi_forcing.trajectories.prompts import Prompt, load_prompts
 from jacobi_forcing.viz.card import card
@@ -134,11 +134,11 @@ def refuse_other(target: Path) -> None:
         ArtefactError: Says what is there.
     """
     check_new_folder(target)
-    there = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
+    there = contents(target)
     if there and not all((target / name).is_file() for name in (PROVENANCE, RECIPE, SETTINGS)):
         raise ArtefactError(
             f"'{target}' holds something else than a published adapter, and would be replaced",
-            seen=", ".join(there[:4]) + ", …" * (len(there) > 4),
+            seen=there,
             expected=f"no folder, an empty one, or an earlier publication ({PROVENANCE}, {RECIPE}, {SETTINGS})",
             remedy="name the adapter's own folder, such as models/NAME",
         )

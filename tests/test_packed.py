@@ -93,15 +93,13 @@ def test_frozen_weights_are_not_packed_anew_for_the_steps_of_others() -> None:
     model.requires_grad_(False)
     pack_weights(model)
     logits(model)
-    copies = [module._copy for module in model.modules() if isinstance(module, PackedLinear)]
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    copies = [layer._copy for layer in layers]
     other = nn.Linear(2, 2)
     other(torch.ones(2)).sum().backward()
     torch.optim.SGD(other.parameters(), lr=0.1).step()
     logits(model)
-    assert all(
-        one is module._copy
-        for one, module in zip(copies, (m for m in model.modules() if isinstance(m, PackedLinear)), strict=True)
-    )
+    assert all(copy_ is layer._copy for copy_, layer in zip(copies, layers, strict=True))
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])

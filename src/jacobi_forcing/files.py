@@ -143,6 +143,12 @@ def check_new_folder(path: str | Path) -> None:
         )
 
 
+def contents(folder: Path) -> str:
+    """The first names in a folder, for messages; empty where there is none, or nothing in it."""
+    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return ", ".join(there[:4]) + ", …" * (len(there) > 4)
+
+
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder to fill; it takes its name, and the place of an older one, when the block ends without an error.

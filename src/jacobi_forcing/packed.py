@@ -9,6 +9,7 @@ What packs is oneDNN, through operators of torch that have no public name; they 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,23 +28,16 @@ _SAMPLES = 256
 """Entries of a weight that tell whether it was changed behind torch's back."""
 
 
-class _Steps:
-    """How many steps any optimiser has done: torch's fused ones change weights without counting it there."""
+@functools.cache
+def _steps() -> list[int]:
+    """How many steps optimisers have done since this was first asked: fused ones change weights without counting it."""
+    count = [0]
 
-    count = 0
-    watched = False
+    def more(*_: Any) -> None:
+        count[0] += 1
 
-    @classmethod
-    def watch(cls) -> None:
-        """Count from now on."""
-        if not cls.watched:
-            register_optimizer_step_post_hook(lambda *_: cls.more())
-            cls.watched = True
-
-    @classmethod
-    def more(cls) -> None:
-        """One more."""
-        cls.count += 1
+    register_optimizer_step_post_hook(more)
+    return count
 
 
 class _Packed(nn.Module):
@@ -68,10 +62,9 @@ class _Packed(nn.Module):
         if not _fits(weight) or torch.is_autocast_enabled("cpu"):
             return None
         # Torch counts changes, those by fused optimisers excepted; they are only of weights that take gradients.
-        steps = _Steps.count if weight.requires_grad else 0
+        steps = _steps()[0] if weight.requires_grad else 0
         state = (weight.data_ptr(), 0 if weight.is_inference() else weight._version, steps)
         if state != self._copied:
-            _Steps.watch()
             rows = weight.detach()
             self._sample = _sample(rows)
             self._copy, self._copied = _packed(rows.t().contiguous() if turned else rows), state

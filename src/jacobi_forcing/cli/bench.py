@@ -218,7 +218,7 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
     with Bars() as bars:
         helper = load(plan.assistant) if plan.assistant is not None else None
         for settings in plan.models:
-            name = settings.name + (f" with {settings.adapter}" if settings.adapter is not None else "")
+            name = options.label(settings)
             bars.begin("bench", f"Measure {name}")
             loaded = load(settings)
             rivals = [
@@ -239,7 +239,7 @@ def _measure(plan: _Plan) -> list[dict[str, Any]]:
                 batch_sizes=plan.batch_sizes,
                 overhead=plan.overhead,
                 base=base,
-                label=options.label(settings),
+                label=name,
                 on_progress=lambda done, total: bars.progress(done, total, "prompts"),
             )
             base = base or result.traits
