@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
-
-from tiny_folder import save_prompts, save_tiny
 
 GENERATE_KEYS = {
     "text",
@@ -19,12 +16,6 @@ GENERATE_KEYS = {
     "block_size",
     "model",
 }
-
-
-def fill(folder: Path) -> None:
-    """A model and prompts to work on."""
-    save_tiny(folder / "model")
-    save_prompts(folder / "prompts.jsonl", 6)
 
 
 def last_json(output: str) -> dict[str, Any]:

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli_tools import GENERATE_KEYS, fill, last_json
+from cli_tools import GENERATE_KEYS, last_json
 from jacobi_forcing import __version__
 from jacobi_forcing.cli import main
 from jacobi_forcing.config import DecodeConfig, RoundConfig
@@ -33,18 +31,7 @@ VERBS = (
 )
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working folder with a model and prompts."""
-    folder = tmp_path_factory.mktemp("place")
-    fill(folder)
-    with contextlib.chdir(folder):
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+pytestmark = pytest.mark.usefixtures("wide")
 
 
 def expected_text(place: Path, prompt: str, tokens: int) -> str:

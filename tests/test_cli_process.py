@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -8,23 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli_tools import GENERATE_KEYS, fill
+from cli_tools import GENERATE_KEYS
 from tiny_folder import save_prompts
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working folder with a model and prompts."""
-    folder = tmp_path_factory.mktemp("place")
-    fill(folder)
-    with contextlib.chdir(folder):
-        yield folder
-
 
 WITHOUT_EXTRAS = """
 import sys

@@ -1,29 +1,15 @@
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from cli_tools import fill, last_json
+from cli_tools import last_json
 from jacobi_forcing.cli import main
 
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working folder with a model and prompts."""
-    folder = tmp_path_factory.mktemp("place")
-    fill(folder)
-    with contextlib.chdir(folder):
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+pytestmark = pytest.mark.usefixtures("wide")
 
 
 def test_collect_train_and_bench_hand_on_to_each_other(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,9 +10,11 @@ import tomllib
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+import check_readme
+import recipe_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING_ONLY = {"accelerate", "datasets", "pyarrow"}
@@ -128,15 +129,6 @@ def test_a_wheel_names_its_command_and_its_licence(wheel: zipfile.ZipFile) -> No
     assert b"Version 2.0, January 2004" in wheel.read(f"{info}/licenses/LICENSE")
 
 
-@pytest.fixture(scope="module")
-def checker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_readme", ROOT / "scripts" / "check_readme.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 MARKDOWN = """\
 # Title
 
@@ -162,8 +154,8 @@ END
 """
 
 
-def test_only_marked_blocks_are_run_and_of_a_console_only_its_commands(checker: ModuleType) -> None:
-    first, second = checker.find_blocks(MARKDOWN)
+def test_only_marked_blocks_are_run_and_of_a_console_only_its_commands() -> None:
+    first, second = check_readme.find_blocks(MARKDOWN)
     assert (first.line, first.language, first.timeout) == (9, "console", 120)
     assert first.script == "echo one \\\n  two\nfalse"
     assert (second.line, second.timeout) == (17, 5)
@@ -180,9 +172,9 @@ def test_only_marked_blocks_are_run_and_of_a_console_only_its_commands(checker: 
         ("<!-- ci -->\n```console\nls\n```\n", "no command"),
     ],
 )
-def test_a_marked_block_that_cannot_be_run_is_an_error(checker: ModuleType, text: str, said: str) -> None:
-    with pytest.raises(checker.ReadmeError, match=said):
-        checker.find_blocks(text)
+def test_a_marked_block_that_cannot_be_run_is_an_error(text: str, said: str) -> None:
+    with pytest.raises(check_readme.ReadmeError, match=said):
+        check_readme.find_blocks(text)
 
 
 def run_readme(path: Path, text: str) -> subprocess.CompletedProcess[str]:
@@ -222,9 +214,6 @@ def test_a_readme_with_nothing_marked_is_no_pass(tmp_path: Path) -> None:
 
 
 def test_the_reference_of_recipe_keys_is_up_to_date() -> None:
-    script = ROOT / "scripts" / "recipe_reference.py"
-    spec = importlib.util.spec_from_file_location("recipe_reference", script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run scripts/recipe_reference.py"
+    assert recipe_reference.PAGE.read_text(encoding="utf-8") == recipe_reference.page(), (
+        "run scripts/recipe_reference.py"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -11,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
+import publish_adapter as publishing
+import seen_unseen
 from jacobi_forcing import DecodeConfig, generate
 from jacobi_forcing.adapter_file import SETTINGS, WEIGHTS
 from jacobi_forcing.config import ModelConfig, RecipeConfig
@@ -30,15 +30,6 @@ from tiny_folder import save_prompts, save_tiny
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-publishing, seen_unseen = script("publish_adapter"), script("seen_unseen")
 ASKED = argparse.Namespace(
     **{"base_name": "owner/tiny", "base": None, "data": None, "extra": [], "remark": "Of a tiny base."},
     **{"block_size": 2, "prompts": 4, "max_new_tokens": 12, "batch_size": 2},

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
+import gpu_check
+import measure_memory
 from tiny_folder import save_tiny
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_row_has_as_many_tokens_as_is_asked_for():
-    row = script("measure_memory").row
+    row = measure_memory.row
     for length in (257, 300, 1024):
         assert row(length, 50)["input_ids"].shape == (1, length)
         assert (row(length, 50)["tags"][0, 0] == 0).all(), "one sample, no padding"
@@ -40,7 +29,7 @@ def test_memory_of_a_step_with_logits_in_chunks_and_at_once(tmp_path):
     save_tiny(tmp_path / "model")
     large = tiny_model("llama", vocab_size=20_000, max_position_embeddings=3000)
     large.save_pretrained(tmp_path / "model")
-    measure = script("measure_memory")
+    measure = measure_memory
     found = {
         logits: measure.case(
             argparse.Namespace(
@@ -60,7 +49,7 @@ def test_memory_of_a_step_with_logits_in_chunks_and_at_once(tmp_path):
 @pytest.mark.slow
 def test_each_case_runs_in_a_process_of_its_own(tmp_path):
     save_tiny(tmp_path / "model")
-    command = [sys.executable, str(SCRIPTS / "measure_memory.py"), "--model", str(tmp_path / "model")]
+    command = [sys.executable, str(measure_memory.__file__), "--model", str(tmp_path / "model")]
     done = subprocess.run(
         [*command, "--lengths", "200", "250"], capture_output=True, text=True, timeout=110, check=False
     )
@@ -77,7 +66,7 @@ def test_each_case_runs_in_a_process_of_its_own(tmp_path):
 def test_the_look_at_a_gpu_runs_on_a_cpu_with_tiny_models(tmp_path, monkeypatch, capsys):
     arguments = ["gpu_check.py", "--tiny", "--device", "cpu", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", arguments)
-    assert script("gpu_check").main() == 0
+    assert gpu_check.main() == 0
     found = json.loads((tmp_path / "gpu_check.json").read_text())
     assert found == json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["parts"]["compilations"]["found"]["graphs"] <= 3
@@ -85,7 +74,7 @@ def test_the_look_at_a_gpu_runs_on_a_cpu_with_tiny_models(tmp_path, monkeypatch,
 
 
 def test_the_parts_of_the_look_at_a_gpu_that_need_no_kernel_run_quickly(tmp_path):
-    check = script("gpu_check").Check(torch.device("cpu"), True, tmp_path / "gpu_check.json")
+    check = gpu_check.Check(torch.device("cpu"), True, tmp_path / "gpu_check.json")
     with torch.compiler.set_stance("force_eager"):
         check.part("exactness", check.exactness)
         check.part("7B", lambda: check.step("7B", 256, False))
@@ -102,4 +91,4 @@ def test_the_look_at_a_gpu_says_where_it_can_be_tried(monkeypatch):
         pytest.skip("there is a CUDA device here")
     monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
     with pytest.raises(SystemExit, match="--tiny --device cpu"):
-        script("gpu_check").main()
+        gpu_check.main()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import smollm2_curve as curve
+import smollm2_table as maker
 from jacobi_forcing.adapter import GatedAdapter
 from jacobi_forcing.config import ModelConfig
 from jacobi_forcing.errors import ArtefactError
@@ -23,20 +22,6 @@ from result_forms import quality, run, save_run
 from result_schemas import assert_valid
 from test_recipe import Told
 from tiny_folder import save_prompts, save_tiny
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-maker, curve = script("smollm2_table"), script("smollm2_curve")
 
 
 @pytest.fixture(scope="module")
